@@ -6,10 +6,10 @@ near) and the least-squares solution: parameters b, standard errors s(b), residu
     rss = Σᵢ (f(xᵢ, b) − yᵢ)²,   residual_std = √(rss / dof),   dof = n_obs − k,
     s(b)ⱼ = residual_std · √[(JᵀJ)⁻¹]ⱼⱼ,   J = ∂f/∂b at b.
 
-Two solutions come with a problem. `certified` is what NIST prints: 11 digits, and one
-misprint (Rat43 says 9 degrees of freedom, see `NistProblem`). `reference` is the same solution worked out again
-with 60-digit arithmetic and printed to 20 digits (in ENSO's parameters 17 are sure); it agrees with every
-certified number to 10 digits or more, so count digits against it. `tests/test_datasets.py` checks both in mpmath.
+Two solutions come with a problem. `certified` is what NIST prints: 11 digits, and one misprint (Rat43 says 9
+degrees of freedom, see `NistProblem`). `reference` is the same solution worked out again with 60-digit arithmetic
+and printed to 20 digits (in ENSO's parameters 17 are sure); it agrees with every certified number to 10 digits or
+more, so count digits against it. `tests/test_datasets.py` checks both in mpmath.
 
 Lanczos1 needs care: its y are printed with 14 digits, its residuals are no more than that rounding (rss 1.43e-25),
 and rounding y once more, to float64, changes rss in the fourth digit. In float64, at the solution, 2.9 digits of
@@ -22,7 +22,7 @@ References
 NIST/ITL Statistical Reference Datasets, nonlinear regression,
 https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml (files as shipped in lmfit 1.3.4).
 B. D. McCullough (1998), "Assessing the reliability of statistical software: Part I", The American Statistician
-52(4), 358-366, doi:10.1080/00031305.1998.10480594: the log relative error.
+52(4), 358-366: the log relative error.
 """
 
 import json
@@ -218,7 +218,7 @@ def correct_digits(value: ArrayLike, reference: ArrayLike) -> float:
     -----
     The minimum over j of −log₁₀(|valueⱼ − referenceⱼ| / |referenceⱼ|), with the absolute error where referenceⱼ is
     0, limited to [0, 15]: float64 holds 15 decimal digits, and an answer with no correct digit scores 0 however far
-    off it is. nan and inf score 0. McCullough (1998), section 3.
+    off it is. nan and inf score 0. McCullough (1998) calls it the log relative error.
 
     Examples
     --------
