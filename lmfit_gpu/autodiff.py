@@ -1,0 +1,268 @@
+r"""Jacobian of one block of rows by automatic differentiation, by five routes.
+
+A *route* fills ``columns`` (n, c), the transposed Jacobian of c values with respect to n parameters, and
+returns the values (c,). Cost in passes through the model, for values of q outputs per row:
+
+=========  ==================================================  ================  ========================
+route      idea                                                passes            needs
+=========  ==================================================  ================  ========================
+expanded   every row gets its own copy of each parameter; one  1 forward,        independent rows, a model
+           backward pass gives all rows' gradients             q backward        that broadcasts
+rowwise    vmap over rows of the gradient of one row           1 forward,        independent rows, no
+                                                               q backward        branches on data
+forward    vmap over parameters of the directional derivative  n forward         no branches on data
+dual       one directional derivative at a time                n forward         forward formulas
+reverse    one backward pass per value                         c backward        nothing
+=========  ==================================================  ================  ========================
+
+A route is used only after it has reproduced :math:`J^T u`, computed by one ordinary backward pass, on a
+probe block (:func:`choose_route`).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.autograd import forward_ad
+from torch.func import grad_and_value, jacrev, jvp, vmap
+
+from lmfit_gpu.models import CALL_ERRORS, TorchFunction
+from lmfit_gpu.problem import Block, LeastSquaresProblem
+
+__all__ = ["Route", "choose_route", "second_directional", "vector_jacobian"]
+
+FORWARD_BATCH = 32  # tangents pushed together through the model: bounds memory at 32 times one evaluation
+PROBE_RTOL = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
+
+
+class Route(Protocol):
+    """Fills the transposed Jacobian of a block."""
+
+    name: str
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        ...
+
+    def passes(self, n_params: int) -> int:
+        """Return how many evaluations of the model one linearisation costs (backward passes not counted)."""
+        ...
+
+
+class Expanded:
+    """Parameters expanded to columns: one backward pass per output."""
+
+    name = "expanded"
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        n, rows = theta.numel(), block.x.shape[0]
+        wide = theta[:, None].expand(n, rows).requires_grad_()
+        values = problem.values(wide, block).view(rows, -1)
+        target = columns.view(n, rows, -1)
+        for q in range(values.shape[1]):
+            retain = q + 1 < values.shape[1]
+            (gradient,) = torch.autograd.grad(values[:, q].sum(), wide, retain_graph=retain)
+            target[:, :, q] = gradient
+        return values.detach().reshape(-1)
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return 1
+
+
+class Rowwise:
+    """Gradient of one row, vectorised over rows; one pass for all outputs of a row."""
+
+    name = "rowwise"
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        y = block.y
+
+        def row_values(t: torch.Tensor, x: torch.Tensor, y_row: torch.Tensor | None) -> torch.Tensor:
+            row = Block(0, slice(0, 1), x[None], None if y_row is None else y_row[None], block.model)
+            return problem.values(t, row)
+
+        in_dims = (None, 0, None if y is None else 0)
+        if columns.shape[1] == block.x.shape[0]:
+            one = grad_and_value(lambda t, x, y_row: row_values(t, x, y_row).squeeze(0))
+            jacobian, values = vmap(one, in_dims=in_dims)(theta, block.x, y)
+        else:
+            jacobian = vmap(jacrev(row_values), in_dims=in_dims)(theta, block.x, y)
+            with torch.no_grad():
+                values = problem.values(theta, block)
+        columns.copy_(jacobian.reshape(-1, theta.numel()).T)
+        return values.reshape(-1)
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return 1
+
+
+class Forward:
+    """Directional derivatives along the unit vectors, vectorised over parameters."""
+
+    name = "forward"
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+
+        def directional(tangent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            values, derivative = jvp(lambda t: problem.values(t, block), (theta,), (tangent,))
+            return derivative, values
+
+        unit = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
+        for start in range(0, theta.numel(), FORWARD_BATCH):
+            part = slice(start, start + FORWARD_BATCH)
+            columns[part], values = vmap(directional, out_dims=(0, None))(unit[part])
+        return values
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return n_params
+
+
+class Dual:
+    """One directional derivative at a time: works with in-place operations and branches on data."""
+
+    name = "dual"
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        unit = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
+        for j, tangent in enumerate(unit):
+            with forward_ad.dual_level():
+                dual = problem.values(forward_ad.make_dual(theta, tangent), block)
+                values, derivative = forward_ad.unpack_dual(dual)
+                columns[j] = 0.0 if derivative is None else derivative
+        return values.detach()
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return n_params
+
+
+class Reverse:
+    """One backward pass per value: for few values, or a model that has no forward formulas."""
+
+    name = "reverse"
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        leaf = theta.clone().requires_grad_()
+        values = problem.values(leaf, block)
+        for i in range(values.numel()):
+            (row,) = torch.autograd.grad(values[i], leaf, retain_graph=True, materialize_grads=True)
+            columns[:, i] = row
+        return values.detach()
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return 1
+
+
+def vector_jacobian(
+    problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, u: torch.Tensor
+) -> torch.Tensor:
+    """Return Jᵀu (n,) of a block by one ordinary backward pass."""
+    leaf = theta.clone().requires_grad_()
+    values = problem.values(leaf, block)
+    (product,) = torch.autograd.grad(values, leaf, u, materialize_grads=True)
+    return product
+
+
+def jacobian_vector(
+    problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, v: torch.Tensor
+) -> torch.Tensor:
+    """Return Jv (c,) of a block by one forward-mode pass, or by two backward passes without forward formulas."""
+    try:
+        return jvp(lambda t: problem.values(t, block), (theta,), (v,))[1]
+    except CALL_ERRORS:
+        leaf = theta.clone().requires_grad_()
+        values = problem.values(leaf, block)
+        dummy = torch.zeros_like(values).requires_grad_()
+        (product,) = torch.autograd.grad(values, leaf, dummy, create_graph=True, materialize_grads=True)
+        return torch.autograd.grad(product, dummy, v, materialize_grads=True)[0]
+
+
+def second_directional(
+    problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, v: torch.Tensor
+) -> torch.Tensor:
+    """Return vᵀ∇²r v (c,), the second directional derivative of the values of a block, by nested forward mode."""
+
+    def first(t: torch.Tensor) -> torch.Tensor:
+        return jvp(lambda s: problem.values(s, block), (t,), (v,))[1]
+
+    return jvp(first, (theta,), (v,))[1]
+
+
+def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
+    """Return the first route, cheapest first, that reproduces Jᵀu on a probe block.
+
+    Parameters
+    ----------
+    problem : LeastSquaresProblem
+        With a differentiable model.
+    theta : Tensor, shape (n_params,)
+
+    Returns
+    -------
+    Route
+
+    Raises
+    ------
+    ValueError
+        If no route works: the model is then not differentiable by torch; the message offers ``jac="3-point"``.
+    """
+    probe = problem.probe()
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            c = problem.values(theta, probe).numel()
+        u = torch.rand(c, generator=generator, dtype=torch.float64).add_(0.5).to(theta)
+        expected = vector_jacobian(problem, theta, probe, u)
+    except CALL_ERRORS as error:
+        raise ValueError(
+            f"model: torch cannot differentiate it ({error}); use jac='3-point' for finite differences"
+        ) from error
+    columns = theta.new_empty(theta.numel(), c)
+    for route in _candidates(problem, c):
+        try:
+            route(problem, theta, probe, columns)
+        except CALL_ERRORS:
+            continue
+        if _reproduces(columns, u, expected):
+            return route
+    raise ValueError("model: no route of automatic differentiation reproduces its gradient; use jac='3-point'")
+
+
+def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:
+    routes: list[Route] = [Forward(), Dual(), Reverse()]
+    if problem.coupled:
+        return routes if problem.n_params <= n_values else routes[::-1]
+    whole = _innermost(problem.replicas[0])
+    return [Expanded(), Rowwise(), *routes] if isinstance(whole, TorchFunction) else [Rowwise(), *routes]
+
+
+def _innermost(model: Callable) -> Callable:
+    return getattr(model, "model", model)
+
+
+def _reproduces(columns: torch.Tensor, u: torch.Tensor, expected: torch.Tensor) -> bool:
+    rounding = PROBE_RTOL.get(columns.dtype, 0.2)
+    size = columns.abs().double() @ u.double()  # the sum without cancellation
+    error = (columns @ u - expected).abs().double()
+    return bool(torch.all((error <= rounding * size) | ~torch.isfinite(expected)))

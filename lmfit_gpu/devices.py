@@ -1,0 +1,70 @@
+"""Which torch devices hold the model.
+
+The *model component* of a fit is a list of torch devices; blocks of rows are dealt over them in turn.
+The list may name one device several times: ``["cpu", "cpu"]`` runs two workers, each with its own replica.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["get_available_gpus", "resolve_devices"]
+
+
+def get_available_gpus() -> list[torch.device]:
+    """List the GPUs that torch can use, or the CPU when there is none.
+
+    Returns
+    -------
+    list of torch.device
+        All CUDA devices in order; ``[torch.device("cpu")]`` on a machine without one, so the list
+        is never empty.
+
+    Examples
+    --------
+    >>> from lmfit_gpu import get_available_gpus
+    >>> len(get_available_gpus()) >= 1
+    True
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cuda", i) for i in range(count)] or [torch.device("cpu")]
+
+
+def resolve_devices(devices: str | torch.device | Sequence[str | torch.device], default: torch.device) -> tuple:
+    """Turn the ``devices`` argument into a non-empty tuple of torch devices.
+
+    Parameters
+    ----------
+    devices : "auto", a device, or a sequence of devices
+        ``"auto"`` is `default`: the device that already holds the module or the data.
+    default : torch.device
+        What ``"auto"`` means.
+
+    Returns
+    -------
+    tuple of torch.device
+
+    Raises
+    ------
+    ValueError
+        If a name is not a torch device, the list is empty, or a CUDA device is not there.
+    """
+    if isinstance(devices, str) and devices == "auto":
+        return (default,)
+    listed = [devices] if isinstance(devices, (str, torch.device)) else list(devices)
+    if not listed:
+        raise ValueError("devices: got an empty list; give at least one torch device or 'auto'")
+    return tuple(_checked_device(device) for device in listed)
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"devices: {device!r} is not a torch device such as 'cpu' or 'cuda:0'") from error
+    if resolved.type == "cuda":
+        index = resolved.index or 0
+        if index >= torch.cuda.device_count():
+            raise ValueError(f"devices: {device!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+        return torch.device("cuda", index)
+    return resolved

@@ -1,0 +1,238 @@
+r"""Jacobian of one block of rows by differences of the model's values.
+
+======== =========================================== ============= ========== ==================
+scheme   column j of J                               evaluations   step/|θ_j| relative error
+======== =========================================== ============= ========== ==================
+2-point  (f(θ + h e_j) − f(θ)) / h                   n + 1         ε^(1/2)    ε^(1/2)
+3-point  (f(θ + h e_j) − f(θ − h e_j)) / 2h          2n + 1        ε^(1/3)    ε^(2/3)
+cs       Im f(θ + i h e_j) / h                       n + 1         1e-20      ε
+======== =========================================== ============= ========== ==================
+
+(Nocedal and Wright, Numerical Optimization, 2nd ed. 2006, section 8.1; Squire and Trapp, SIAM Review 40 (1998),
+doi:10.1137/S003614459631241X, for the complex step.)
+
+A step relative to θ_j alone fails when θ_j is small beside its effect: near θ_j = 1e-9 it changes a model of
+size 1 by less than rounding. So the step grows until rounding in f spoils at most :data:`NOISE` of the
+column, but not beyond a hundredth of the change of θ_j that matters, ‖r‖/‖J_j‖:
+
+.. math:: h_j = \max\bigl(\eta\,|\theta_j|,\ \min(\epsilon \|f\| / (\mathrm{NOISE}\,\|J_j\|),\
+                \|r\| / (100\,\|J_j\|))\bigr)
+
+with η‖r‖/‖J_j‖ in place of η|θ_j| when θ_j = 0. Norms come from the previous linearisation, at first from a probe.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.func import vmap
+
+from lmfit_gpu.models import CALL_ERRORS
+from lmfit_gpu.problem import Block, LeastSquaresProblem
+
+__all__ = ["Differences", "start_differences"]
+
+NOISE = 1e-6
+MATTERS = 1e-2
+COMPLEX_STEP = 1e-20
+ORDER = {"2-point": 1 / 2, "3-point": 1 / 3}
+TOGETHER_BYTES = 64 * 2**20  # values of perturbed parameters held at once
+SEARCH_FACTOR = 1e3  # a probe step that shows nothing, or leaves the domain, is changed by this
+SEARCH_TRIES = 6
+
+
+@dataclass(frozen=True)
+class Differences:
+    """One difference scheme with its steps.
+
+    Parameters
+    ----------
+    scheme : {"2-point", "3-point", "cs"}
+    steps : Tensor, shape (n_params,)
+        h, in units of the parameters.
+    together : bool
+        Perturbed parameters are evaluated together (vmap).
+    complex_features : bool
+        The complex step needs X cast to complex as well (matrix products do).
+    """
+
+    scheme: str
+    steps: torch.Tensor
+    together: bool = False
+    complex_features: bool = False
+
+    @property
+    def name(self) -> str:
+        """The scheme."""
+        return self.scheme
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return 1 + n_params * (2 if self.scheme == "3-point" else 1)
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        with torch.no_grad():
+            values = problem.values(theta, block)
+            steps = self.steps.to(theta)
+            batch = max(1, TOGETHER_BYTES // (8 * max(values.numel(), 1)))
+            for start in range(0, theta.numel(), batch):
+                part = slice(start, min(start + batch, theta.numel()))
+                self._fill(problem, theta, block, steps, part, values, columns[part])
+        return values
+
+    def _fill(
+        self,
+        problem: LeastSquaresProblem,
+        theta: torch.Tensor,
+        block: Block,
+        steps: torch.Tensor,
+        part: slice,
+        values: torch.Tensor,
+        columns: torch.Tensor,
+    ) -> None:
+        moves = torch.diag(steps)[part]  # (k, n)
+        if self.scheme == "cs":
+            shifted = torch.complex(theta.expand_as(moves), moves)
+            columns.copy_(self._evaluate(problem, shifted, _complex_block(block, self.complex_features)).imag)
+            columns /= steps[part, None]
+            return
+        upper = theta + moves
+        up = self._evaluate(problem, upper, block)
+        width = (upper - theta).sum(1)[:, None]  # the step actually taken, after rounding
+        if self.scheme == "2-point":
+            torch.sub(up, values, out=columns)
+            columns /= width
+            return
+        lower = theta - moves
+        down = self._evaluate(problem, lower, block)
+        below = (theta - lower).sum(1)[:, None]
+        torch.sub(up, down, out=columns)
+        columns /= width + below
+        if not bool(torch.isfinite(columns.sum())):  # one side may be outside the model's domain
+            one_sided = torch.where(torch.isfinite(up), (up - values) / width, (values - down) / below)
+            columns.copy_(torch.where(torch.isfinite(columns), columns, one_sided))
+
+    def _evaluate(self, problem: LeastSquaresProblem, thetas: torch.Tensor, block: Block) -> torch.Tensor:
+        if self.together:
+            return vmap(lambda t: problem.values(t, block))(thetas)
+        return torch.stack([problem.values(t, block) for t in thetas])
+
+    def adapted(
+        self, theta: torch.Tensor, value_norm: float, residual_norm: float, column_norms: torch.Tensor
+    ) -> "Differences":
+        """Return the scheme with steps for another point, from the norms of the last linearisation.
+
+        Parameters
+        ----------
+        theta : Tensor, shape (n_params,)
+        value_norm, residual_norm : float
+            ‖f‖ and ‖r‖.
+        column_norms : Tensor, shape (n_params,)
+            ‖J_j‖; a zero leaves the step of that parameter as it is.
+        """
+        if self.scheme == "cs":
+            return replace(self, steps=COMPLEX_STEP * _nonzero(theta.abs(), torch.ones_like(theta)))
+        epsilon = torch.finfo(theta.dtype).eps
+        eta = epsilon ** ORDER[self.scheme]
+        matters = residual_norm / column_norms.to(theta)
+        noise = epsilon * value_norm / (NOISE * column_norms.to(theta))
+        base = eta * torch.where(theta == 0, matters, theta.abs())
+        steps = torch.maximum(base, torch.minimum(noise, MATTERS * matters))
+        usable = torch.isfinite(steps) & (steps > 0)
+        return replace(self, steps=torch.where(usable, steps, self.steps))
+
+
+def _nonzero(sizes: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    return torch.where(sizes > 0, sizes, otherwise)
+
+
+def _complex_block(block: Block, complex_features: bool) -> Block:
+    if not complex_features:
+        return block
+    return replace(block, x=block.x.to(torch.complex128 if block.x.dtype == torch.float64 else torch.complex64))
+
+
+def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme: str) -> Differences:
+    """Return a scheme with steps found on a probe of the rows at the start.
+
+    Parameters
+    ----------
+    problem : LeastSquaresProblem
+    theta : Tensor, shape (n_params,)
+    scheme : {"2-point", "3-point", "cs"}
+
+    Raises
+    ------
+    ValueError
+        If the complex step does not reproduce the 3-point differences: the model is then not an analytic
+        function of its parameters as written (it uses ``abs``, comparisons or real-only functions).
+    """
+    probe = problem.probe()
+    if scheme == "cs":
+        return _checked_complex_step(problem, theta, probe)
+    epsilon = torch.finfo(theta.dtype).eps
+    eta = epsilon ** ORDER[scheme]
+    first = eta * _nonzero(theta.abs(), torch.ones_like(theta))
+    with torch.no_grad():
+        values = problem.values(theta, probe)
+        found = [_visible_step(problem, theta, probe, values, j, float(first[j])) for j in range(theta.numel())]
+        residual_norm = float(torch.linalg.vector_norm(probe.residual(values)))
+    steps, norms = (torch.tensor(part, dtype=theta.dtype, device=theta.device) for part in zip(*found, strict=True))
+    start = Differences(scheme, steps, together=_vmap_works(problem, theta, probe))
+    return start.adapted(theta, float(torch.linalg.vector_norm(values)), residual_norm, norms)
+
+
+def _visible_step(
+    problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block, values: torch.Tensor, j: int, step: float
+) -> tuple[float, float]:
+    """Return a step of parameter j that changes the probe's values and stays in the domain, and ‖ΔJ_j‖."""
+    epsilon = torch.finfo(theta.dtype).eps
+    noise = epsilon * float(torch.linalg.vector_norm(values))
+    best = step
+    for _ in range(SEARCH_TRIES):
+        moved = theta.clone()
+        moved[j] += step
+        taken = float(moved[j] - theta[j])
+        change = float(torch.linalg.vector_norm(problem.values(moved, probe) - values))
+        if change > noise and change < float("inf"):
+            return step, change / taken
+        if change <= noise:
+            best, step = step, step * SEARCH_FACTOR
+        else:  # not finite: outside the domain
+            step /= SEARCH_FACTOR
+    return best, 0.0
+
+
+def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> bool:
+    if not problem.differentiable:
+        return False
+    try:
+        with torch.no_grad():
+            together = vmap(lambda t: problem.values(t, probe))(torch.stack([theta, theta]))
+            alone = problem.values(theta, probe)
+    except CALL_ERRORS:
+        return False
+    tolerance = 100 * torch.finfo(theta.dtype).eps
+    return torch.allclose(together[1], alone, rtol=tolerance, atol=tolerance * float(alone.abs().max()), equal_nan=True)
+
+
+def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> Differences:
+    reference = start_differences(problem, theta, "3-point")
+    shape = (theta.numel(), int(problem.values(theta.detach(), probe).numel()))
+    expected, columns = theta.new_empty(shape), theta.new_empty(shape)
+    reference(problem, theta, probe, expected)
+    steps = COMPLEX_STEP * _nonzero(theta.abs(), torch.ones_like(theta))
+    failure: object = "its imaginary part is not the derivative (abs, comparisons, real-only functions)"
+    for complex_features in (False, True):
+        scheme = Differences("cs", steps, complex_features=complex_features)
+        try:
+            scheme(problem, theta, probe, columns)
+        except CALL_ERRORS as error:
+            failure = error
+            continue
+        size = torch.linalg.vector_norm(expected, dim=1, keepdim=True)
+        if bool(torch.all((columns - expected).abs() <= 1e-3 * size)):
+            return scheme
+    raise ValueError(f"jac='cs': the complex step does not work for this model: {failure}; use '3-point'")

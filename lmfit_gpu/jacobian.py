@@ -1,0 +1,294 @@
+r"""The Jacobian J = ∂r/∂θ at one point, block by block.
+
+:class:`Derivatives` chooses once per fit how J is computed (automatic differentiation, differences, the
+user's function). :class:`Jacobian` is J at one point; it computes nothing until asked. Blocks are held as
+*columns* (n + 1, c): the transposed block of J with the residuals r as the last row, the layout in which
+LAPACK factors [J r] without a copy. J is kept between passes only while it is small (:data:`KEEP_BYTES`).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, second_directional, vector_jacobian
+from lmfit_gpu.differences import Differences, start_differences
+from lmfit_gpu.models import CALL_ERRORS, Model, NumpyFunction, TorchFunction
+from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.rows import PairwiseTree, leaf_slices
+
+__all__ = ["Derivatives", "Jacobian"]
+
+KEEP_BYTES = 128 * 2**20
+MANY_PARAMS = 1000  # beyond, a pass for the curvature costs more than the trials it saves
+CURVATURE_STEP = 0.02  # along the step: truncation and rounding both about 1e-4 of the acceleration
+AUTOMATIC = "differences"
+
+
+@dataclass(frozen=True)
+class UserJacobian:
+    """A Jacobian function given by the user, called like the model; returns (c, n)."""
+
+    function: Callable[..., Any]
+    order: str
+    name = "user"
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return 1
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        kind = TorchFunction if problem.differentiable else NumpyFunction
+        with torch.no_grad():
+            values = problem.values(theta, block)
+            jacobian = torch.as_tensor(kind(self.function, (), self.order)(theta, block.x, block.y))
+        expected = (values.numel(), theta.numel())
+        if jacobian.numel() != columns.numel() or jacobian.shape[-1] != expected[1]:
+            raise ValueError(f"jac: returned shape {tuple(jacobian.shape)}; expected {expected}")
+        columns.copy_(jacobian.reshape(expected).T)
+        return values
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """How a fit computes its Jacobian.
+
+    Parameters
+    ----------
+    problem : LeastSquaresProblem
+    route : Route, Differences or UserJacobian
+    finer : Differences or None
+        What to change to before a stop is believed.
+    nested : bool
+        The second directional derivative works by nested forward mode (else by differences of residuals).
+    """
+
+    problem: LeastSquaresProblem
+    route: Route | Differences | UserJacobian
+    finer: Differences | None = None
+    nested: bool = False
+
+    @classmethod
+    def choose(
+        cls, problem: LeastSquaresProblem, jac: str | Callable[..., Any], theta: torch.Tensor
+    ) -> "Derivatives":
+        """Choose the route for a problem.
+
+        Parameters
+        ----------
+        problem : LeastSquaresProblem
+        jac : {"auto", "autograd", "differences", "2-point", "3-point", "cs"} or callable
+            "auto" is autograd for torch models and differences for numpy ones; "differences" starts with
+            2-point and changes to 3-point near the solution.
+        theta : Tensor, shape (n_params,)
+            The start.
+
+        Raises
+        ------
+        ValueError
+            For autograd of a numpy model, or a scheme that does not work for the model.
+        """
+        if callable(jac):
+            return cls(problem, UserJacobian(jac, _order(problem.replicas[0])))
+        if jac == "auto":
+            jac = "autograd" if problem.differentiable else AUTOMATIC
+        if jac == AUTOMATIC:
+            coarse = start_differences(problem, theta, "2-point")
+            return cls(problem, coarse, finer=start_differences(problem, theta, "3-point"))
+        if jac != "autograd":
+            return cls(problem, start_differences(problem, theta, jac))
+        if not problem.differentiable:
+            raise ValueError("jac='autograd': the model is written in numpy; use 'auto', '2-point', '3-point' or 'cs'")
+        return cls(problem, choose_route(problem, theta), nested=_nested_works(problem, theta))
+
+    @property
+    def name(self) -> str:
+        """The route in one word, for reports."""
+        return self.route.name
+
+    def refined(self) -> "Derivatives | None":
+        """Return the finer derivatives that must confirm a stop, or None when these are the finest."""
+        return None if self.finer is None else replace(self, route=self.finer, finer=None)
+
+    def at(self, theta: torch.Tensor) -> "Jacobian":
+        """Return J at a point."""
+        return Jacobian(self, theta)
+
+    def adapted(
+        self, theta: torch.Tensor, value_norm: float, residual_norm: float, column_norms: torch.Tensor
+    ) -> "Derivatives":
+        """Return the same derivatives with difference steps for another point."""
+        norms = (value_norm, residual_norm, column_norms)
+        finer = None if self.finer is None else self.finer.adapted(theta, *norms)
+        route = self.route.adapted(theta, *norms) if isinstance(self.route, Differences) else self.route
+        return replace(self, route=route, finer=finer)
+
+
+def _order(model: Model) -> str:
+    order = getattr(model, "order", None)
+    if order is None:
+        raise ValueError("jac: a Jacobian function needs a model function; this model is a module or has a residual")
+    return order
+
+
+def _nested_works(problem: LeastSquaresProblem, theta: torch.Tensor) -> bool:
+    try:
+        return bool(torch.isfinite(second_directional(problem, theta, problem.probe(), theta)).all())
+    except CALL_ERRORS:
+        return False
+
+
+class Jacobian:
+    """J and r at one point θ of a problem; computes nothing until asked.
+
+    Parameters
+    ----------
+    derivatives : Derivatives
+    theta : Tensor, shape (n_params,)
+    """
+
+    def __init__(self, derivatives: Derivatives, theta: torch.Tensor) -> None:
+        self.derivatives = derivatives
+        self.problem = derivatives.problem
+        self.theta = theta
+        self.nfev = 0
+        self.n_repaired = 0
+        problem = self.problem
+        item = torch.finfo(theta.dtype).bits // 8
+        self.keeps = problem.n_residuals * (problem.n_params + 1) * item <= KEEP_BYTES
+        self._kept: dict[int, torch.Tensor] = {}
+        self._repairing: Differences | None = None
+
+    @property
+    def can_accelerate(self) -> bool:
+        """Whether a second directional derivative costs less than a linearisation."""
+        few = self.problem.n_params <= MANY_PARAMS
+        return few and (self.keeps or self.derivatives.nested)
+
+    def columns(self, block: Block) -> torch.Tensor:
+        """Return [J r]ᵀ of a block, shape (n + 1, c)."""
+        if block.index in self._kept:
+            return self._kept[block.index]
+        theta = self.theta.to(block.x.device)
+        c = block.x.shape[0] * self.problem.per_row or self.problem.n_residuals
+        columns = theta.new_empty(theta.numel() + 1, c)
+        values = self.derivatives.route(self.problem, theta, block, columns[:-1])
+        if self._repairing is not None:
+            self._repair(theta, block, columns[:-1])
+        columns[-1] = block.residual(values)
+        if self.keeps:
+            self._kept[block.index] = columns
+        return columns
+
+    def reduce(self, leaf: Callable[[torch.Tensor], Any], combine: Callable[[Any, Any], Any]) -> Any:
+        """Reduce all blocks: ``leaf`` of every leaf of [J r]ᵀ, combined pairwise in a fixed order.
+
+        Parameters
+        ----------
+        leaf : callable (columns (n + 1, l)) -> result
+            Runs on the block's device, in its thread.
+        combine : callable (left, right) -> result
+        """
+        if not self._kept:
+            self.nfev += self.derivatives.route.passes(self.problem.n_params)
+        cut = self.problem.leaf_per_row
+
+        def leaves(block: Block) -> list[Any]:
+            columns = self.columns(block)
+            return [leaf(columns[:, part]) for part in leaf_slices(columns.shape[1], cut)]
+
+        tree = PairwiseTree(combine)
+        for results in self.problem.map_blocks(leaves):
+            for result in results:
+                tree.push(result)
+        return tree.result()
+
+    def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield (r (c,), J (c, n)) block by block, in the order of the rows."""
+        for columns in self.problem.map_blocks(self.columns):
+            yield columns[-1], columns[:-1].T
+
+    def matvec(self, v: torch.Tensor) -> torch.Tensor:
+        """Return J v, shape (m,), on the first device."""
+
+        def product(block: Block) -> torch.Tensor:
+            if block.index in self._kept or not self.problem.differentiable:
+                return v.to(block.x.device, self.theta.dtype) @ self.columns(block)[:-1]
+            theta = self.theta.to(block.x.device)
+            return jacobian_vector(self.problem, theta, block, v.to(theta))
+
+        return torch.cat([part.to(self.problem.device) for part in self.problem.map_blocks(product)])
+
+    def rmatvec(self, u: torch.Tensor) -> torch.Tensor:
+        """Return Jᵀ u, shape (n,), in float64 on the first device."""
+        return self._sum_rmatvec(lambda block: u[self._residuals(block)].to(block.x.device))
+
+    def curvature(self, v: torch.Tensor) -> torch.Tensor:
+        """Return Jᵀ r_vv, shape (n,), where r_vv is the second derivative of r along v.
+
+        By nested forward mode where the model allows it, else
+        r_vv ≈ (r(θ + hv) − 2 r(θ) + r(θ − hv)) / h² with h = 0.02.
+        """
+        self.nfev += 1 if self.derivatives.nested else 2
+
+        def second(block: Block) -> torch.Tensor:
+            theta = self.theta.to(block.x.device)
+            along = v.to(theta)
+            if self.derivatives.nested:
+                return second_directional(self.problem, theta, block, along)
+            with torch.no_grad():
+                ahead = block.residual(self.problem.values(theta + CURVATURE_STEP * along, block))
+                behind = block.residual(self.problem.values(theta - CURVATURE_STEP * along, block))
+            return (ahead - 2 * self.columns(block)[-1] + behind) / CURVATURE_STEP**2
+
+        return self._sum_rmatvec(second)
+
+    def _sum_rmatvec(self, rows: Callable[[Block], torch.Tensor]) -> torch.Tensor:
+        def product(block: Block) -> torch.Tensor:
+            u = rows(block)
+            if block.index in self._kept or not self.problem.differentiable:
+                return self.columns(block)[:-1].double() @ u.double()
+            theta = self.theta.to(block.x.device)
+            return vector_jacobian(self.problem, theta, block, u.to(theta.dtype)).double()
+
+        tree = PairwiseTree(torch.add)
+        for part in self.problem.map_blocks(product):
+            tree.push(part.to(self.problem.device))
+        return tree.result()
+
+    def _residuals(self, block: Block) -> slice:
+        per_row = self.problem.per_row
+        return slice(block.rows.start * per_row, block.rows.stop * per_row) if per_row else slice(None)
+
+    def repaired(self) -> "Jacobian":
+        """Return J with entries that automatic differentiation left non-finite taken by 3-point differences.
+
+        The derivative of ``x**c`` at 0, or of ``sqrt`` of a deviance at 0, is NaN by the chain rule although
+        the model is smooth there.
+        """
+        fixed = Jacobian(self.derivatives, self.theta)
+        fixed.nfev = self.nfev
+        fixed._repairing = start_differences(self.problem, self.theta, "3-point")
+        return fixed
+
+    def _repair(self, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> None:
+        broken = ~torch.isfinite(columns)
+        if not bool(broken.any()) or self._repairing is None:
+            return
+        differences = torch.empty_like(columns)
+        self._repairing(self.problem, theta, block, differences)
+        columns[broken] = differences[broken]
+        self.n_repaired += int(broken.sum())
+
+    def first_non_finite(self) -> tuple[int, int] | None:
+        """Return (row, parameter) of the first non-finite entry of J, or None."""
+        for columns, block in zip(self.problem.map_blocks(self.columns), self.problem.row_blocks(), strict=True):
+            broken = np.argwhere(~np.isfinite(columns[:-1].T.cpu().numpy()))
+            if len(broken):
+                return block.start + int(broken[0][0]) // (self.problem.per_row or 1), int(broken[0][1])
+        return None

@@ -1,0 +1,360 @@
+r"""What the user gave, as one function of (theta, x, y).
+
+Four kinds of model reach the engine:
+
+===================  ===========================  ===========================================
+given                called as                    class
+===================  ===========================  ===========================================
+torch callable       f(x, \*params), f(X, theta)  :class:`TorchFunction`
+numpy callable       f(x, \*params), f(X, theta)  :class:`NumpyFunction`
+torch.nn.Module      module(X)                    :class:`ModuleModel`
+residual callable    residual(theta, X, y)        one of the first two with ``order="residual"``
+===================  ===========================  ===========================================
+
+Every one is called as ``model(theta, x, y)`` with torch tensors and returns a torch tensor. What it returns
+are *values*: predictions, from which the engine subtracts y, or residuals (``is_residual``). Derivatives are
+taken of the values, so that differences are not spoiled by the rounding of ``prediction - y``.
+Whether a callable is written in numpy or in torch is found out by trying (:func:`adapt_callable`).
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.func import functional_call
+
+__all__ = [
+    "CALL_ERRORS",
+    "Model",
+    "ModuleModel",
+    "NumpyFunction",
+    "ResidualOf",
+    "TorchFunction",
+    "adapt_callable",
+    "call_signature",
+]
+
+# What user code may raise when it is tried in a form it was not written for.
+CALL_ERRORS = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+)
+
+AGREE_RTOL = 1e-6  # numpy and torch forms of one function differ by rounding; std(ddof) by far more
+
+
+class Model(Protocol):
+    """One function of (theta, x, y) on tensors."""
+
+    names: Sequence[str]
+    is_residual: bool
+    differentiable: bool
+
+    def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        """Return values, shape (rows,) or (rows, n_outputs)."""
+        ...
+
+    def replicate(self, device: torch.device) -> "Model":
+        """Return a copy that another thread may call on `device`."""
+        ...
+
+
+@dataclass(frozen=True)
+class TorchFunction:
+    """A callable written in torch; theta is float64."""
+
+    function: Callable[..., torch.Tensor]
+    names: tuple[str, ...]
+    order: str = "params"  # "params": f(x, *params); "theta": f(x, theta); "residual": f(theta, x, y)
+    differentiable = True
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether the values are residuals."""
+        return self.order == "residual"
+
+    def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        """Return the function's values, shape (rows,) or (rows, n_outputs)."""
+        if self.order == "params":
+            return self.function(x, *theta.unbind())
+        return self.function(x, theta) if self.order == "theta" else self.function(theta, x, y)
+
+    def replicate(self, device: torch.device) -> "TorchFunction":
+        """Return itself: a function holds no state."""
+        return self
+
+
+@dataclass(frozen=True)
+class NumpyFunction:
+    """A callable written in numpy: it sees float64 arrays and is differentiated by differences."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+    order: str = "params"
+    differentiable = False
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether the values are residuals."""
+        return self.order == "residual"
+
+    def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        """Return the function's values; overflow and invalid operations are silent: the engine judges them."""
+        arrays = theta.numpy(), x.numpy(), None if y is None else y.numpy()
+        with np.errstate(all="ignore"):
+            values = np.asarray(_call(self.function, self.order, *arrays))
+        if values.dtype == object or not np.issubdtype(values.dtype, np.number):
+            raise TypeError(f"model: returned {values.dtype} values; numbers are expected")
+        kind = np.complex128 if np.iscomplexobj(values) else np.float64
+        return torch.from_numpy(np.array(values, dtype=kind))  # a copy: the model may reuse its output array
+
+    def replicate(self, device: torch.device) -> "NumpyFunction":
+        """Return itself: a function holds no state."""
+        if device.type != "cpu":
+            raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {device}")
+        return self
+
+
+def _call(function: Callable[..., Any], order: str, theta: Any, x: Any, y: Any) -> Any:
+    if order == "params":
+        return function(x, *theta)
+    return function(x, theta) if order == "theta" else function(theta, x, y)
+
+
+class ModuleModel:
+    """A torch module as a function of its free parameters.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Not copied here; it is put in evaluation mode, so that BatchNorm and Dropout are the same function at
+        every evaluation of one fit. Parameters with ``requires_grad=False`` keep their values.
+    """
+
+    is_residual = False
+    differentiable = True
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module.eval()
+        free = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._shapes = {name: p.shape for name, p in free.items()}
+        self._sizes = [p.numel() for p in free.values()]
+
+    @property
+    def names(self) -> list[str]:
+        """``slope`` for a scalar parameter, ``lin.weight[0,1]`` for an entry of a larger one."""
+        return [entry for name, shape in self._shapes.items() for entry in _entry_names(name, shape)]
+
+    @property
+    def theta(self) -> torch.Tensor:
+        """The free parameters as one vector, shape (n_params,), in the module's dtype."""
+        parameters = dict(self.module.named_parameters())
+        return torch.cat([parameters[name].detach().reshape(-1) for name in self._shapes])
+
+    def split(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return theta as the module's named parameters (views)."""
+        parts = theta.split(self._sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    def load(self, theta: torch.Tensor) -> None:
+        """Write theta into the module's parameters."""
+        parameters = dict(self.module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.split(theta).items():
+                parameters[name].copy_(value)
+
+    def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        """Return the module's output at theta, shape (rows, ...)."""
+        return functional_call(self.module, self.split(theta), (x,))
+
+    def replicate(self, device: torch.device) -> "ModuleModel":
+        """Return the same function on `device` with a module of its own (functional_call is not thread-safe)."""
+        return ModuleModel(copy.deepcopy(self.module).to(device))
+
+
+def _entry_names(name: str, shape: torch.Size) -> list[str]:
+    if len(shape) == 0:
+        return [name]
+    return [f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(*shape)]
+
+
+@dataclass(frozen=True)
+class ResidualOf:
+    """residual(prediction, target) of another model."""
+
+    model: Model
+    function: Callable[..., Any]
+    is_residual = True
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the parameters of the model."""
+        return self.model.names
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether autograd sees through the model and the residual."""
+        return self.model.differentiable
+
+    def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        """Return residuals, shape (rows,) or (rows, n_outputs)."""
+        prediction = self.model(theta, x, y)
+        if y is not None and prediction.shape != y.shape and prediction.numel() == y.numel():
+            prediction = prediction.reshape(y.shape)  # (n, 1) against (n,) would broadcast to (n, n)
+        if self.model.differentiable:
+            return self.function(prediction, y)
+        with np.errstate(all="ignore"):
+            target = None if y is None else y.numpy()
+            return torch.from_numpy(np.array(self.function(prediction.numpy(), target), dtype=np.float64))
+
+    def replicate(self, device: torch.device) -> "ResidualOf":
+        """Return the same function with a replica of its model."""
+        return ResidualOf(self.model.replicate(device), self.function)
+
+
+def call_signature(function: Callable[..., Any], n_params: int | None) -> tuple[tuple[str, ...] | None, str]:
+    """Read from the signature of f(x, ...) the parameter names and how they are passed.
+
+    Parameters
+    ----------
+    function : callable
+    n_params : int or None
+        Number of start values, None when not known.
+
+    Returns
+    -------
+    names : tuple of str, or None
+        None when the signature does not name them (``*params``, ``theta``, no signature).
+    order : {"params", "theta", "either"}
+        "either" when only a trial call can tell.
+
+    Raises
+    ------
+    ValueError
+        If the number of start values does not fit the signature, or neither tells the number of parameters.
+
+    Examples
+    --------
+    >>> call_signature(lambda x, a, b: a + b * x, 2)
+    (('a', 'b'), 'params')
+    >>> call_signature(lambda X, theta: X @ theta, 3)
+    (None, 'theta')
+    """
+    arguments, variadic = _positional_arguments(function)
+    if arguments is None or variadic:
+        if n_params is None:
+            raise ValueError("p0: the signature of the model does not tell the number of parameters; give p0")
+        return None, "params" if variadic else "either"
+    names = tuple(argument.name for argument in arguments[1:])
+    if n_params is None:
+        if names in (("theta",), ("params",)):
+            raise ValueError(f"p0: the model takes all parameters as one vector {names[0]!r}; give p0 to tell how many")
+        return names, "params"
+    required = sum(argument.default is inspect.Parameter.empty for argument in arguments[1:])
+    if len(names) == 1 and names[0] == "theta":
+        return None, "theta"
+    if len(names) == 1 and n_params == 1:
+        return names, "either"
+    if required <= n_params <= len(names):
+        return names[:n_params], "params"
+    if len(names) == 1 or required == 1:
+        return None, "theta"
+    raise ValueError(f"p0: got {n_params} values, but the model takes {len(names)} parameters {names}")
+
+
+def _positional_arguments(function: Callable[..., Any]) -> tuple[list[inspect.Parameter] | None, bool]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):  # builtins and compiled callables have none
+        return None, False
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)], variadic
+
+
+def adapt_callable(
+    function: Callable[..., Any],
+    names: tuple[str, ...],
+    order: str,
+    sample: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    prefer_torch: bool,
+) -> TorchFunction | NumpyFunction:
+    """Find out by trying whether a callable is written in numpy or in torch, and how it takes its parameters.
+
+    Parameters
+    ----------
+    function : callable
+    names : tuple of str
+    order : {"params", "theta", "either", "residual"}
+    sample : (theta, x, y)
+        A point and some rows, float64, to call it with.
+    prefer_torch : bool
+        The data are torch tensors: numpy is not tried.
+
+    Returns
+    -------
+    TorchFunction or NumpyFunction
+        The torch form where the output is connected to theta and, for numpy data, equals the numpy form: a
+        function of both worlds (``a * x + b``) then has exact derivatives.
+
+    Raises
+    ------
+    ValueError
+        If neither form can be called; the message has both errors.
+    """
+    failures = []
+    for form in ("params", "theta") if order == "either" else (order,):
+        in_numpy, numpy_error = (None, None) if prefer_torch else _try_numpy(function, form, sample)
+        in_torch, torch_error = _try_torch(function, form, sample)
+        if in_torch is not None and (prefer_torch or numpy_error is not None or _agree(in_torch, in_numpy)):
+            return TorchFunction(function, names, form)
+        if in_numpy is not None:
+            return NumpyFunction(function, names, form)
+        failures.append((numpy_error, torch_error))
+    numpy_error, torch_error = failures[0]
+    tried = [f"{kind}: {error}" for kind, error in (("numpy", numpy_error), ("torch", torch_error)) if error is not None]
+    cause = numpy_error if isinstance(numpy_error, BaseException) else None
+    raise ValueError(f"model: the call at the start values failed ({'; '.join(tried)})") from cause
+
+
+def _try_numpy(function: Callable[..., Any], order: str, sample: tuple) -> tuple[np.ndarray | None, Any]:
+    theta, x, y = (None if t is None else t.cpu().numpy() for t in sample)
+    try:
+        with np.errstate(all="ignore"):
+            values = np.asarray(_call(function, order, theta, x, y))
+    except CALL_ERRORS as error:
+        return None, error
+    if values.dtype == object or not np.issubdtype(values.dtype, np.number):
+        return None, f"returned {values.dtype} values; numbers are expected"
+    return values, None
+
+
+def _try_torch(function: Callable[..., Any], order: str, sample: tuple) -> tuple[torch.Tensor | None, Any]:
+    theta, x, y = sample
+    try:
+        values = _call(function, order, theta.clone().requires_grad_(), x, y)
+    except CALL_ERRORS as error:
+        return None, error
+    if not isinstance(values, torch.Tensor):
+        return None, f"returned {type(values).__name__}, not a tensor"
+    if not values.requires_grad:
+        return None, "the output is not connected to the parameters by torch operations"
+    return values.detach(), None
+
+
+def _agree(in_torch: torch.Tensor, in_numpy: np.ndarray | None) -> bool:
+    if in_numpy is None:
+        return True
+    values = in_torch.cpu().numpy()
+    if values.shape != in_numpy.shape:
+        return False
+    largest = np.max(np.abs(in_numpy), initial=0.0, where=np.isfinite(in_numpy))
+    return np.allclose(values, in_numpy, rtol=0, atol=AGREE_RTOL * largest, equal_nan=True)

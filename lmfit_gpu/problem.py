@@ -1,0 +1,244 @@
+r"""The least-squares problem: residuals of a model on rows, and the cost that is minimised.
+
+.. math:: \min_\theta \tfrac12 \|r(\theta)\|^2, \qquad r = \text{prediction} - \text{target}
+
+A problem knows its rows, the devices that hold replicas of the model, and whether its rows are *independent*
+(the value of a row depends on that row alone) or *coupled* (a convolution, a running sum, an ODE over x).
+Independent rows are evaluated block by block; coupled rows always all together.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from lmfit_gpu.models import CALL_ERRORS, Model
+from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, chunk_slices, leaf_slices
+
+__all__ = ["Block", "LeastSquaresProblem"]
+
+BLOCK_BYTES = 8 * 2**20  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
+PROBE_ROWS = 64
+ROW_RTOL = 1e-8  # a row alone and in a block differ by rounding (vector and scalar kernels), not by more
+IN_FLIGHT = 2  # blocks waiting per device: one is worked on while the next is ready
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows on one device, with the replica of the model that lives there."""
+
+    index: int
+    rows: slice
+    x: torch.Tensor
+    y: torch.Tensor | None
+    model: Model
+
+    def residual(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the residuals (c,) that belong to values (c,)."""
+        return values if self.model.is_residual or self.y is None else values - self.y.reshape(-1)
+
+
+class LeastSquaresProblem:
+    """Residuals r(theta), shape (n_residuals,), of a model on rows.
+
+    Parameters
+    ----------
+    model : Model
+        On the first device; the other devices get replicas.
+    rows : ArrayRows
+    theta : Tensor, shape (n_params,), on the first device
+        A point where the model can be evaluated (the start): the row check is made there.
+    devices : sequence of torch.device
+        Blocks are dealt over them in turn; each entry has a replica of the model and a thread.
+    chunk_rows : int or "auto"
+        Rows per block.
+
+    Raises
+    ------
+    ValueError
+        If the model's output does not fit y, or is empty.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rows: ArrayRows,
+        theta: torch.Tensor,
+        *,
+        devices: Sequence[torch.device] = (torch.device("cpu"),),
+        chunk_rows: int | str = "auto",
+    ) -> None:
+        self.rows = rows
+        self.dtype = theta.dtype
+        self.devices = tuple(devices)
+        self.is_residual = model.is_residual
+        self.differentiable = model.differentiable
+        self.names = model.names
+        self.n_params = theta.numel()
+        self.replicas = [model, *(model.replicate(device) for device in self.devices[1:])]
+        self._pools: list[ThreadPoolExecutor] = []
+        self.per_row, self.n_residuals, self.coupled = _examine(model, rows, theta)
+        self.chunk_rows = rows.n_samples if self.coupled else self._rows_per_block(chunk_rows)
+
+    @property
+    def device(self) -> torch.device:
+        """The first device: where theta lives and reductions end."""
+        return self.devices[0]
+
+    def row_blocks(self) -> list[slice]:
+        """Return the slices of rows that are evaluated together."""
+        return chunk_slices(self.rows.n_samples, self.chunk_rows)
+
+    def values(self, theta: torch.Tensor, block: Block) -> torch.Tensor:
+        """Return the model's values on a block, shape (c,): row by row, outputs of a row together."""
+        return _flat(block.model(theta, block.x, block.y), block.y, block.model.is_residual, block.x.shape[0])
+
+    def residual(self, theta: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return the residuals of some rows, shape (c,), on the first device."""
+        block = self._read(0, rows, 0)
+        return block.residual(self.values(theta, block))
+
+    def cost(self, theta: torch.Tensor) -> float:
+        """Return half the sum of squared residuals, in float64, by one forward pass."""
+        return 0.5 * self.sum_of_squares(theta)
+
+    def sum_of_squares(self, theta: torch.Tensor) -> float:
+        """Return the sum of squared residuals; the leaf sums are added without rounding (fsum)."""
+
+        def leaf_sums(block: Block) -> torch.Tensor:
+            with torch.no_grad():
+                r = block.residual(self.values(theta.to(block.x.device), block)).double()
+                return torch.stack([r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)])
+
+        return math.fsum(value for sums in self.map_blocks(leaf_sums) for value in sums.tolist())
+
+    @cached_property
+    def target_norm(self) -> float:
+        """Euclidean norm of y, 0 for residual callables: what rounding in a residual is measured by."""
+        if self.is_residual or self.rows.y is None:
+            return 0.0
+        return float(torch.linalg.vector_norm(self.rows.y, dtype=torch.float64))
+
+    @property
+    def leaf_per_row(self) -> int:
+        """Residuals a row contributes to a leaf (coupled residual vectors are cut by residuals)."""
+        return self.per_row or 1
+
+    def map_blocks(self, function: Callable[[Block], Any]) -> Iterator[Any]:
+        """Yield ``function(block)`` for every block in order; with several devices in one thread each."""
+        slices = self.row_blocks()
+        if len(self.devices) == 1:
+            for index, rows in enumerate(slices):
+                yield function(self._read(index, rows, 0))
+            return
+        pending: list[Future] = []
+        for index, rows in enumerate(slices):
+            worker = index % len(self.devices)
+            pending.append(self._pool(worker).submit(self._run, function, index, rows, worker))
+            if len(pending) >= IN_FLIGHT * len(self.devices):
+                yield pending.pop(0).result()
+        while pending:
+            yield pending.pop(0).result()
+
+    def _run(self, function: Callable[[Block], Any], index: int, rows: slice, worker: int) -> Any:
+        return function(self._read(index, rows, worker))
+
+    def _read(self, index: int, rows: slice, worker: int) -> Block:
+        x, y = self.rows.read(rows, self.devices[worker], self.dtype)
+        return Block(index, rows, x, y, self.replicas[worker])
+
+    def probe(self, n_rows: int = PROBE_ROWS) -> Block:
+        """Return a block of at most `n_rows` rows spread over the data (all rows when they are coupled)."""
+        n = self.rows.n_samples
+        if self.coupled or n <= n_rows:
+            return self._read(0, slice(0, n), 0)
+        spread = torch.linspace(0, n - 1, n_rows, dtype=torch.float64).long()
+        x, y = self.rows.read(spread, self.device, self.dtype)
+        return Block(0, slice(0, n_rows), x, y, self.replicas[0])
+
+    def _pool(self, worker: int) -> ThreadPoolExecutor:
+        while len(self._pools) < len(self.devices):
+            self._pools.append(ThreadPoolExecutor(max_workers=1, thread_name_prefix="lmfit_gpu"))
+        return self._pools[worker]
+
+    def close(self) -> None:
+        """End the worker threads."""
+        for pool in self._pools:
+            pool.shutdown()
+        self._pools = []
+
+    def _rows_per_block(self, chunk_rows: int | str) -> int:
+        if chunk_rows != "auto":
+            return int(chunk_rows)
+        rows = LEAF_ROWS
+        row_bytes = 8 * (self.n_params + 1) * max(self.per_row, 1)
+        while 2 * rows * row_bytes <= BLOCK_BYTES:
+            rows *= 2
+        return rows
+
+
+def _flat(values: torch.Tensor, y: torch.Tensor | None, is_residual: bool, n_rows: int) -> torch.Tensor:
+    """Return values as (c,) in y's order, or say what is wrong with their shape."""
+    if is_residual or y is None:
+        return values.reshape(-1)
+    if values.shape == y.shape:
+        return values.reshape(-1)
+    if values.ndim == 0:  # a constant model
+        return values.expand(y.numel())
+    shapes = {tuple(y.shape), (n_rows,), (n_rows, 1)} if y.numel() == n_rows else {tuple(y.shape)}
+    if tuple(values.shape) not in shapes:
+        expected = " or ".join(str(shape) for shape in sorted(shapes))
+        raise ValueError(f"model: returned shape {tuple(values.shape)} for {n_rows} rows; y asks for {expected}")
+    return values.reshape(-1)
+
+
+def _examine(model: Model, rows: ArrayRows, theta: torch.Tensor) -> tuple[int, int, bool]:
+    """Return (residuals per row or 0, n_residuals, coupled), by evaluating a block and some of its rows alone."""
+    device, dtype, n = theta.device, theta.dtype, rows.n_samples
+
+    def values(part: slice) -> torch.Tensor:
+        x, y = rows.read(part, device, dtype)
+        with torch.no_grad():
+            return _flat(model(theta, x, y), y, model.is_residual, x.shape[0])
+
+    head = slice(0, min(n, LEAF_ROWS))
+    whole = values(head)
+    if whole.numel() == 0:
+        raise ValueError("model: returned no values")
+    per_row, rest = divmod(whole.numel(), head.stop)
+    if rest or not _rows_stand_alone(values, whole, per_row, rows, head):
+        whole = whole if head.stop == n else values(slice(0, n))
+        per_row, rest = divmod(whole.numel(), n)
+        return (0 if rest else per_row), whole.numel(), True
+    return per_row, per_row * n, False
+
+
+def _rows_stand_alone(
+    values: Callable[[slice], torch.Tensor], whole: torch.Tensor, per_row: int, rows: ArrayRows, head: slice
+) -> bool:
+    whole = whole.view(-1, per_row)
+    scale = torch.nan_to_num(whole.abs(), posinf=0.0).max()
+    for row in _telling_rows(rows.X[head]):
+        try:
+            alone = values(slice(row, row + 1))
+        except CALL_ERRORS:
+            return False
+        if alone.numel() != per_row:
+            return False
+        if not torch.allclose(alone, whole[row], rtol=ROW_RTOL, atol=float(ROW_RTOL * scale), equal_nan=True):
+            return False
+    return True
+
+
+def _telling_rows(X: torch.Tensor) -> list[int]:
+    """First, middle and last rows, and those with the extremes of the first feature: branches on data differ there."""
+    n = X.shape[0]
+    chosen = {0, n // 2, n - 1}
+    feature = X.reshape(n, -1)[:, 0] if X.numel() else X.new_zeros(n)
+    if not feature.is_complex():
+        chosen |= {int(feature.argmin()), int(feature.argmax())}
+    return sorted(chosen)
