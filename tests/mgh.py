@@ -159,7 +159,7 @@ _CATALOGUE = (
     Problem("discrete_integral_equation", 29, 10, 10, _INTERIOR, mgh.discrete_integral_equation, (0.0,),
             "The same theta as problem 28 to 5 digits: both discretise one differential equation."),
     Problem("broyden_tridiagonal", 30, 10, 10, (-1.0,) * 10, mgh.broyden_tridiagonal, (0.0,),
-            "Many local minima between 0.3 and 2 (Kuntsevich), none met from x0 or 10 x0."),
+            "Many local minima (Kuntsevich lists six, 0.397 to 1.36); none met from x0 or 10 x0."),
     Problem("broyden_banded", 31, 10, 10, (-1.0,) * 10, mgh.broyden_banded, (0.0,)),
     Problem("linear_full_rank", 32, 5, 10, (1.0,) * 5, mgh.linear_full_rank, (5.0,),
             "m - n, at (-1, ..., -1)."),
