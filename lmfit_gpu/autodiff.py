@@ -29,7 +29,7 @@ from torch.func import grad_and_value, jacrev, jvp, vmap
 from lmfit_gpu.models import CALL_ERRORS, TorchFunction
 from lmfit_gpu.problem import Block, LeastSquaresProblem
 
-__all__ = ["Route", "choose_route", "second_directional", "vector_jacobian"]
+__all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
 
 FORWARD_BATCH = 32  # tangents pushed together through the model: bounds memory at 32 times one evaluation
 PROBE_RTOL = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
@@ -196,17 +196,6 @@ def jacobian_vector(
         dummy = torch.zeros_like(values).requires_grad_()
         (product,) = torch.autograd.grad(values, leaf, dummy, create_graph=True, materialize_grads=True)
         return torch.autograd.grad(product, dummy, v, materialize_grads=True)[0]
-
-
-def second_directional(
-    problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, v: torch.Tensor
-) -> torch.Tensor:
-    """Return vᵀ∇²r v (c,), the second directional derivative of the values of a block, by nested forward mode."""
-
-    def first(t: torch.Tensor) -> torch.Tensor:
-        return jvp(lambda s: problem.values(s, block), (t,), (v,))[1]
-
-    return jvp(first, (theta,), (v,))[1]
 
 
 def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:

@@ -34,7 +34,7 @@ __all__ = ["Differences", "start_differences"]
 NOISE = 1e-6
 MATTERS = 1e-2
 COMPLEX_STEP = 1e-20
-ORDER = {"2-point": 1 / 2, "3-point": 1 / 3}
+ORDER = {"2-point": 1 / 2, "3-point": 1 / 3}  # step relative to |θ_j|: ε to this power
 TOGETHER_BYTES = 64 * 2**20  # values of perturbed parameters held at once
 SEARCH_FACTOR = 1e3  # a probe step that shows nothing, or leaves the domain, is changed by this
 SEARCH_TRIES = 6
@@ -118,6 +118,15 @@ class Differences:
         if self.together:
             return vmap(lambda t: problem.values(t, block))(thetas)
         return torch.stack([problem.values(t, block) for t in thetas])
+
+    def relative_error(self, column_norms: torch.Tensor, value_norm: float) -> float:
+        """Return an estimate of the relative error of the columns: rounding of the values over their change."""
+        if self.scheme == "cs":
+            return 0.0
+        epsilon = torch.finfo(self.steps.dtype).eps
+        change = self.steps.double() * column_norms
+        rounding = torch.where(change > 0, epsilon * value_norm / change, torch.zeros_like(change))
+        return max(epsilon ** (2 * ORDER[self.scheme]), float(rounding.max()))
 
     def adapted(
         self, theta: torch.Tensor, value_norm: float, residual_norm: float, column_norms: torch.Tensor
@@ -222,7 +231,8 @@ def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, pro
     reference = start_differences(problem, theta, "3-point")
     shape = (theta.numel(), int(problem.values(theta.detach(), probe).numel()))
     expected, columns = theta.new_empty(shape), theta.new_empty(shape)
-    reference(problem, theta, probe, expected)
+    values = reference(problem, theta, probe, expected)
+    rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / reference.steps.to(theta)[:, None]
     steps = COMPLEX_STEP * _nonzero(theta.abs(), torch.ones_like(theta))
     failure: object = "its imaginary part is not the derivative (abs, comparisons, real-only functions)"
     for complex_features in (False, True):
@@ -233,6 +243,6 @@ def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, pro
             failure = error
             continue
         size = torch.linalg.vector_norm(expected, dim=1, keepdim=True)
-        if bool(torch.all((columns - expected).abs() <= 1e-3 * size)):
+        if bool(torch.all((columns - expected).abs() <= 1e-3 * size + rounding)):
             return scheme
     raise ValueError(f"jac='cs': the complex step does not work for this model: {failure}; use '3-point'")

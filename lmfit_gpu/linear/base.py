@@ -78,7 +78,7 @@ class Linearization(Protocol):
         ...
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹ (inf when it is singular to rounding)."""
+        """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
         ...
 
     def covariance(self, tolerance: float = 0.0) -> tuple[torch.Tensor, int, torch.Tensor]:

@@ -104,11 +104,12 @@ class CholeskyLinearization:
         return self._backend.to_tensor(self._backend.eigh(self._a)[0], torch.device("cpu")).numpy()
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹; inf where JᵀJ cannot tell."""
+        """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
         if not self.finite:
             return float("inf")
-        low, high = self._eigenvalues[0], self._eigenvalues[-1]
-        return float((high / low) ** 0.5) if low > len(self._b) * EPSILON * high else float("inf")
+        values = self._eigenvalues
+        kept = values[values > len(values) * EPSILON * values[-1]]
+        return float((values[-1] / kept[0]) ** 0.5) if len(kept) else float("inf")
 
     def covariance(self, tolerance: float = 0.0) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""

@@ -114,9 +114,10 @@ class QRLinearization:
         return self._backend.to_tensor(scaled / self._d, self.scale.device)
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹."""
+        """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
         s = self._host[0]
-        return float(s[0] / s[-1]) if s[-1] > 0 else float("inf")
+        kept = s[s > len(s) * EPSILON * s[0]]
+        return float(s[0] / kept[-1]) if len(kept) else float("inf")
 
     def covariance(self, tolerance: float = 0.0) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""

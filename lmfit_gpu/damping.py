@@ -1,0 +1,304 @@
+r"""Globalisation: how far the linear model is trusted.
+
+Three policies with one interface; states are immutable.
+
+===================  =====================================================  =====================================
+policy               controls                                               source
+===================  =====================================================  =====================================
+TrustRegion          radius Δ of ‖D p‖; λ from the secular equation          Moré (1978), doi:10.1007/BFb0067700
+NielsenDamping       λ by a smooth function of the gain ratio               Nielsen, IMM-REP-1999-05 (1999)
+MarquardtDamping     λ times a factor up or down                            Marquardt (1963), doi:10.1137/0111030
+===================  =====================================================  =====================================
+
+The secular equation :math:`\|D p(\lambda)\| = \Delta` is solved to within 10 % by Newton's method on
+:math:`1/\|D p\|`, safeguarded (Nocedal and Wright, 2nd ed., algorithm 4.3; Moré, section 5).
+
+D is by default the running maximum of the column norms of J: invariant under a change of units, and it cannot
+forget a direction that was once steep. A column that has been zero so far carries ‖r₀‖ as a placeholder, which
+its first non-zero norm replaces.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from lmfit_gpu.linear import Linearization, Step
+
+__all__ = [
+    "DampingPolicy",
+    "MarquardtDamping",
+    "NielsenDamping",
+    "Scale",
+    "TrustRegion",
+    "damping_policy",
+    "updated_scale",
+]
+
+RADIUS_WITHIN = 0.1  # MINPACK lmpar: the secular equation is solved to 10 %
+SECULAR_ITERATIONS = 30  # two or three are usual; the safeguard halves the bracket's logarithm
+SHRINK_BELOW, GROW_ABOVE = 0.25, 0.75  # MINPACK lmder
+SHRINK = 0.15  # with grow = 3 the best of twelve rules on starts near the six hardest of NIST's (see docs/design.md)
+FIRST_RADIUS_SHARE = 1e-3
+DAMPING_RANGE = (1e-20, 1e20)  # beyond, p is the Gauss-Newton step or zero to rounding
+
+
+class DampingPolicy(Protocol):
+    """Chooses λ from what earlier trials taught."""
+
+    scaling: Any
+    accelerate: str | bool
+    attempts: int | None
+
+    def start(self, lin: Linearization, theta: torch.Tensor) -> Any:
+        """Return the first state."""
+        ...
+
+    def propose(self, lin: Linearization, state: Any) -> tuple[Step, Any]:
+        """Return the step to try, and the state with what was learnt in finding it."""
+        ...
+
+    def accept(self, state: Any, step: Step, gain_ratio: float) -> Any:
+        """Return the state after a trial that lowered the cost."""
+        ...
+
+    def reject(self, state: Any, step: Step) -> Any:
+        """Return the state after a trial that did not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Region:
+    """State of :class:`TrustRegion`: radius of ‖D p‖ in units of the residual, and the last λ."""
+
+    radius: float
+    damping: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrustRegion:
+    """Keep ‖D p‖ within a radius that follows the agreement of model and cost.
+
+    Parameters
+    ----------
+    radius : float, optional
+        First radius, in units of the residual. Default: max(‖D θ₀‖, 1e-3 ‖r₀‖), and ‖r₀‖ when θ₀ = 0.
+    grow : float, default 3.0
+        Radius over ‖D p‖ after a very good step.
+    scaling : {"jacobian", "identity", "diagonal"} or array of shape (n_params,)
+        D: running maximum of the column norms, ones, current column norms, or given.
+    accelerate : bool or "auto"
+        Second-order correction along the geodesic (:mod:`lmfit_gpu.acceleration`).
+    """
+
+    radius: float | None = None
+    grow: float = 3.0
+    scaling: Any = "jacobian"
+    accelerate: str | bool = "auto"
+    attempts = None
+
+    def start(self, lin: Linearization, theta: torch.Tensor) -> Region:
+        """Return the first region."""
+        if self.radius is not None:
+            return Region(self.radius)
+        size = float(torch.linalg.vector_norm(lin.scale * theta.double()))
+        return Region(max(size, FIRST_RADIUS_SHARE * lin.residual_norm) if size > 0 else lin.residual_norm)
+
+    def propose(self, lin: Linearization, state: Region) -> tuple[Step, Region]:
+        """Return the step of length Δ, or the Gauss-Newton step when it is shorter."""
+        damping = _secular(lin, state.radius, state.damping)
+        return lin.solve(damping), replace(state, damping=damping)
+
+    def accept(self, state: Region, step: Step, gain_ratio: float) -> Region:
+        """Shrink after a poor step, grow after a very good one."""
+        if gain_ratio < SHRINK_BELOW:
+            return self.reject(state, step)
+        if gain_ratio > GROW_ABOVE or step.damping == 0:
+            return replace(state, radius=max(state.radius, self.grow * step.scaled_norm))
+        return state
+
+    def reject(self, state: Region, step: Step) -> Region:
+        """Shrink the radius to a fraction of the step."""
+        length = min(state.radius, step.scaled_norm) if step.valid else state.radius
+        return Region(SHRINK * length, state.damping / SHRINK)
+
+
+def _secular(lin: Linearization, radius: float, guess: float) -> float:
+    """Return λ with ‖D p(λ)‖ = Δ within 10 %, the least λ when p is shorter there."""
+    least = lin.least_damping
+    norm, slope = lin.scaled_norm(least)
+    if norm <= (1 + RADIUS_WITHIN) * radius:
+        return least
+    low = max(least, least + (norm - radius) / -slope if slope < 0 else least)
+    high = float(torch.linalg.vector_norm(lin.gradient / lin.scale)) / radius
+    damping = guess
+    for _ in range(SECULAR_ITERATIONS):
+        if not low < damping < high:
+            damping = max(1e-3 * high, (low * high) ** 0.5)
+        norm, slope = lin.scaled_norm(damping)
+        excess = norm - radius
+        if abs(excess) <= RADIUS_WITHIN * radius or not np.isfinite(norm) or slope == 0:
+            break
+        low, high = (damping, high) if excess > 0 else (low, damping)
+        damping -= norm / radius * excess / slope
+    return damping
+
+
+@dataclass(frozen=True)
+class Lambda:
+    """State of the λ schedules: λ and the factor that the next rejection applies."""
+
+    damping: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class NielsenDamping:
+    """Follow the gain ratio smoothly: λ ← λ max(1/3, 1 − (2ρ − 1)³); λ ← λν, ν ← 2ν after a rejection.
+
+    Parameters
+    ----------
+    start_damping : float, default 1e-3
+        First λ; relative to 1, the largest diagonal entry of D⁻¹JᵀJD⁻¹.
+    scaling, accelerate
+        As in :class:`TrustRegion`.
+    """
+
+    start_damping: float = 1e-3
+    scaling: Any = "jacobian"
+    accelerate: str | bool = False
+    attempts = None
+
+    def start(self, lin: Linearization, theta: torch.Tensor) -> Lambda:
+        """Return the first λ."""
+        return Lambda(self.start_damping, 2.0)
+
+    def propose(self, lin: Linearization, state: Lambda) -> tuple[Step, Lambda]:
+        """Return the step for λ."""
+        return lin.solve(max(state.damping, lin.least_damping)), state
+
+    def accept(self, state: Lambda, step: Step, gain_ratio: float) -> Lambda:
+        """Lower λ after a good step, raise it after a poor one."""
+        return Lambda(_bounded(state.damping * max(1 / 3, 1 - (2 * gain_ratio - 1) ** 3)), 2.0)
+
+    def reject(self, state: Lambda, step: Step) -> Lambda:
+        """Raise λ, faster each time."""
+        return Lambda(_bounded(state.damping * state.factor), 2 * state.factor)
+
+
+@dataclass(frozen=True)
+class MarquardtDamping:
+    """Multiply λ by `down` after a success and by `up` after a failure.
+
+    Parameters
+    ----------
+    start_damping : float, default 1e-3
+    up, down : float, default 10 and 0.1
+    attempts : int, optional
+        Rejections in a row after which the fit stops; default: no limit but the step's size.
+    scaling, accelerate
+        As in :class:`TrustRegion`.
+    """
+
+    start_damping: float = 1e-3
+    up: float = 10.0
+    down: float = 0.1
+    attempts: int | None = None
+    scaling: Any = "jacobian"
+    accelerate: str | bool = False
+
+    def start(self, lin: Linearization, theta: torch.Tensor) -> Lambda:
+        """Return the first λ."""
+        return Lambda(self.start_damping, self.up)
+
+    def propose(self, lin: Linearization, state: Lambda) -> tuple[Step, Lambda]:
+        """Return the step for λ."""
+        return lin.solve(max(state.damping, lin.least_damping)), state
+
+    def accept(self, state: Lambda, step: Step, gain_ratio: float) -> Lambda:
+        """Lower λ."""
+        return replace(state, damping=_bounded(state.damping * self.down))
+
+    def reject(self, state: Lambda, step: Step) -> Lambda:
+        """Raise λ."""
+        return replace(state, damping=_bounded(state.damping * self.up))
+
+
+def _bounded(damping: float) -> float:
+    return min(max(damping, DAMPING_RANGE[0]), DAMPING_RANGE[1])
+
+
+POLICIES = {
+    "trust-region": TrustRegion(),
+    "nielsen": NielsenDamping(),
+    "marquardt": MarquardtDamping(),
+    "lema": MarquardtDamping(attempts=10, scaling="diagonal"),  # LeMA: 1e-3, ×0.1, ×10, ten attempts
+}
+
+
+def damping_policy(damping: str | DampingPolicy) -> DampingPolicy:
+    """Return a policy from its name, or itself.
+
+    Raises
+    ------
+    ValueError
+        For a name that is not a policy.
+    TypeError
+        For an object without the policy's methods.
+    """
+    if isinstance(damping, str):
+        if damping not in POLICIES:
+            raise ValueError(f"damping: got {damping!r}; allowed are {', '.join(map(repr, POLICIES))} or a policy object")
+        return POLICIES[damping]
+    if not all(callable(getattr(damping, verb, None)) for verb in ("start", "propose", "accept", "reject")):
+        raise TypeError(f"damping: got {damping!r}; a name or an object with start, propose, accept and reject")
+    return damping
+
+
+@dataclass(frozen=True)
+class Scale:
+    """D and which of its entries are still placeholders."""
+
+    d: torch.Tensor
+    placeholder: torch.Tensor
+
+
+def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None) -> Scale:
+    """Return D for a linearisation.
+
+    Parameters
+    ----------
+    scaling : {"jacobian", "identity", "diagonal"} or array of shape (n_params,)
+    lin : Linearization
+    previous : Scale or None
+        D of the point before; None at the start.
+
+    Raises
+    ------
+    ValueError
+        For another name, or an array that is not n_params positive numbers.
+    """
+    norms = lin.column_norms
+    if not isinstance(scaling, str):
+        return _given_scale(scaling, norms)
+    if scaling == "identity":
+        return Scale(torch.ones_like(norms), torch.zeros_like(norms, dtype=torch.bool))
+    if scaling not in ("jacobian", "diagonal"):
+        raise ValueError(f"scaling: got {scaling!r}; allowed are 'jacobian', 'identity', 'diagonal' or an array")
+    zero = norms == 0
+    fallback = lin.residual_norm if lin.residual_norm > 0 else 1.0
+    current = torch.where(zero, torch.full_like(norms, fallback), norms)
+    if previous is None:
+        return Scale(current, zero)
+    if scaling == "diagonal":
+        return Scale(torch.where(zero, previous.d, norms), zero)
+    kept = torch.where(previous.placeholder, current, torch.maximum(previous.d, norms))
+    return Scale(torch.where(previous.placeholder & zero, previous.d, kept), previous.placeholder & zero)
+
+
+def _given_scale(scaling: Any, norms: torch.Tensor) -> Scale:
+    d = torch.as_tensor(scaling, dtype=torch.float64, device=norms.device)
+    if d.shape != norms.shape or not bool(torch.all((d > 0) & torch.isfinite(d))):
+        raise ValueError(f"scaling: an array must hold {norms.numel()} positive numbers, got {scaling!r}")
+    return Scale(d, torch.zeros_like(norms, dtype=torch.bool))

@@ -1,0 +1,328 @@
+r"""The loop: linearise, propose, try, judge.
+
+::
+
+    init                 cost and linearisation at θ₀
+    step, once a trial   policy proposes p  ->  perhaps p + ½a  ->  cost(θ + p)  ->  gain ratio ρ
+                         ρ >= 1e-4: accept, linearise there, stop tests;  else: reject, a shorter step next time
+    minimize             step until a stop test, max_iter, the callback or Ctrl-C says stop
+
+A trial that is not finite, a failed factorisation and a predicted reduction that is not positive are rejected
+trials, never exceptions; the best point is always kept. No linear algebra and no printing here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmfit_gpu.acceleration import accelerated, accelerates
+from lmfit_gpu.backends import Backend, get_backend
+from lmfit_gpu.damping import DampingPolicy, Scale, TrustRegion, updated_scale
+from lmfit_gpu.exceptions import NonFiniteError
+from lmfit_gpu.jacobian import Derivatives, Jacobian
+from lmfit_gpu.linear import Linearization, Step, choose, linearize
+from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.result import IterationRecord, Result, Status, Stop
+from lmfit_gpu.termination import (
+    Tolerances,
+    check,
+    check_stalled,
+    gradient_cosine,
+    rounding_of_residual,
+)
+
+__all__ = ["LevenbergMarquardt", "State"]
+
+ACCEPT_RATIO = 1e-4  # MINPACK lmder
+FINER_BELOW = 100 * float(np.sqrt(np.finfo(np.float64).eps))  # relative fall of the cost
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a fit stands between two trials."""
+
+    theta: torch.Tensor
+    cost: float
+    derivatives: Derivatives
+    jacobian: Jacobian
+    lin: Linearization
+    undamped: Step
+    scale: Scale
+    policy: Any
+    n_iter: int = 0
+    nfev: int = 0
+    njev: int = 0
+    rejected: int = 0
+    stop: Stop | None = None
+    record: IterationRecord | None = None
+
+
+@dataclass(frozen=True)
+class LevenbergMarquardt:
+    """Minimise ½‖r(θ)‖².
+
+    Parameters
+    ----------
+    jac : str or callable, default "auto"
+        See :meth:`lmfit_gpu.jacobian.Derivatives.choose`.
+    solver : {"auto", "qr", "cholesky"}
+    backend : {"auto", "scipy", "torch"}
+    damping : DampingPolicy
+    tolerances : tuple of (ftol, xtol, gtol), each a float or "auto"
+    max_iter : int, default 1000
+        Most trials.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
+    >>> from lmfit_gpu.models import TorchFunction
+    >>> from lmfit_gpu.problem import LeastSquaresProblem
+    >>> from lmfit_gpu.rows import ArrayRows
+    >>> x = torch.linspace(0, 4, 30, dtype=torch.float64)
+    >>> model = TorchFunction(lambda x, a, b: a * torch.exp(-b * x), ("a", "b"))
+    >>> start = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    >>> problem = LeastSquaresProblem(model, ArrayRows(x, 2.5 * torch.exp(-1.3 * x)), start)
+    >>> result = LevenbergMarquardt().minimize(problem, start)
+    >>> result.success, result.theta.round(9).tolist()
+    (True, [2.5, 1.3])
+    """
+
+    jac: str | Callable[..., Any] = "auto"
+    solver: str = "auto"
+    backend: str = "auto"
+    damping: DampingPolicy = TrustRegion()
+    tolerances: tuple[float | str, float | str, float | str] = ("auto", "auto", "auto")
+    max_iter: int = 1000
+
+    def init(self, problem: LeastSquaresProblem, theta: torch.Tensor) -> State:
+        """Return the state at the start, linearised and tested.
+
+        Raises
+        ------
+        NonFiniteError
+            If residuals or derivatives at the start are not finite; the message names rows and parameters.
+        """
+        cost = problem.cost(theta)
+        if not np.isfinite(cost):
+            raise NonFiniteError(_where_not_finite(problem, theta))
+        derivatives = Derivatives.choose(problem, self.jac, theta)
+        state = self._linearized(problem, theta, cost, derivatives, None)
+        if not state.lin.finite:
+            raise NonFiniteError(_derivative_not_finite(problem, state.jacobian))
+        state = replace(state, nfev=state.nfev + 1, policy=self.damping.start(state.lin, theta))
+        return self._tested(problem, state)
+
+    def step(self, problem: LeastSquaresProblem, state: State) -> State:
+        """Make exactly one trial and return the state after it."""
+        step, policy = self.damping.propose(state.lin, state.policy)
+        state = replace(state, policy=policy)
+        if not (step.valid and step.predicted_reduction > 0):
+            return self._rejected(problem, state, step, float("nan"), False)
+        evaluated = state.jacobian.nfev
+        correction = accelerated(state.lin, state.jacobian, step) if accelerates(self.damping, state.jacobian) else None
+        theta = state.theta + (step.p if correction is None else correction).to(state.theta)
+        trial = problem.cost(theta)
+        state = replace(state, nfev=state.nfev + 1 + state.jacobian.nfev - evaluated)
+        if not trial < state.cost - ACCEPT_RATIO * step.predicted_reduction:  # also true for NaN
+            return self._rejected(problem, state, step, trial, correction is not None)
+        return self._accepted(problem, state, step, (theta, trial, correction is not None))
+
+    def _accepted(
+        self, problem: LeastSquaresProblem, state: State, step: Step, trial: tuple[torch.Tensor, float, bool]
+    ) -> State:
+        theta, cost, was_accelerated = trial
+        gain_ratio = (state.cost - cost) / step.predicted_reduction
+        record = _record(state, step, cost, gain_ratio, was_accelerated)
+        policy = self.damping.accept(state.policy, step, gain_ratio)
+        derivatives = _adapted(state, problem, theta)
+        if (state.cost - cost) < FINER_BELOW * state.cost:
+            derivatives = derivatives.refined() or derivatives
+        moved = self._linearized(problem, theta, cost, derivatives, state)
+        moved = replace(moved, policy=policy, n_iter=state.n_iter + 1, record=record)
+        if not moved.lin.finite:
+            stop = Stop(Status.NON_FINITE_JACOBIAN, float("nan"), float("inf"))
+            return replace(moved, stop=stop)
+        return self._tested(problem, moved)
+
+    def _rejected(
+        self, problem: LeastSquaresProblem, state: State, step: Step, trial: float, was_accelerated: bool
+    ) -> State:
+        gain_ratio = (state.cost - trial) / step.predicted_reduction if step.predicted_reduction > 0 else float("nan")
+        record = _record(state, step, trial, gain_ratio, was_accelerated, accepted=False)
+        policy = self.damping.reject(state.policy, step)
+        rejected = state.rejected + 1
+        state = replace(state, policy=policy, n_iter=state.n_iter + 1, rejected=rejected, record=record)
+        rounding = rounding_of_residual(state.lin, state.theta, problem.target_norm)
+        stop = check_stalled(state.lin, state.undamped, state.theta, step, rounding)
+        if stop is None and self.damping.attempts is not None and rejected >= self.damping.attempts:
+            stop = Stop(Status.STALLED, step.scaled_norm, float("inf"))
+        if stop is None:
+            return state
+        refined = self._refined(problem, state)
+        return replace(state, stop=stop) if refined is None else refined
+
+    def _tested(self, problem: LeastSquaresProblem, state: State) -> State:
+        """Return the state with its stop, if a test is met on the finest derivatives there are."""
+        rounding = rounding_of_residual(state.lin, state.theta, problem.target_norm)
+        tolerances = Tolerances.resolve(*self.tolerances, problem.dtype)
+        stop = check(state.lin, state.undamped, state.theta, rounding, tolerances)
+        if stop is None:
+            return state
+        refined = self._refined(problem, state)
+        return replace(state, stop=stop) if refined is None else refined
+
+    def _refined(self, problem: LeastSquaresProblem, state: State) -> State | None:
+        """Return the state linearised again with finer derivatives, or None when there are none."""
+        derivatives = state.derivatives.refined()
+        if derivatives is None:
+            return None
+        finer = self._linearized(problem, state.theta, state.cost, derivatives, state)
+        finer = replace(finer, policy=state.policy, n_iter=state.n_iter, record=state.record)
+        return self._tested(problem, finer) if finer.lin.finite else None
+
+    def _linearized(
+        self,
+        problem: LeastSquaresProblem,
+        theta: torch.Tensor,
+        cost: float,
+        derivatives: Derivatives,
+        previous: State | None,
+    ) -> State:
+        solver = choose(self.solver, problem.n_params)
+        backend = self._backend(problem)
+        jacobian = derivatives.at(theta)
+        lin = linearize(jacobian, solver, backend)
+        if not lin.finite and problem.differentiable:
+            jacobian = jacobian.repaired()
+            lin = linearize(jacobian, solver, backend)
+        scale = updated_scale(self.damping.scaling, lin, None if previous is None else previous.scale)
+        lin = lin.with_scale(scale.d)
+        undamped = lin.solve(lin.least_damping)
+        counts = (0, 0) if previous is None else (previous.nfev, previous.njev)
+        nfev, njev = counts[0] + jacobian.nfev, counts[1] + 1
+        return State(theta, cost, derivatives, jacobian, lin, undamped, scale, None, nfev=nfev, njev=njev)
+
+    def _backend(self, problem: LeastSquaresProblem) -> Backend:
+        return get_backend(self.backend, problem.device)
+
+    def minimize(
+        self,
+        problem: LeastSquaresProblem,
+        theta: torch.Tensor,
+        *,
+        callback: Callable[[IterationRecord], Any] | None = None,
+    ) -> Result:
+        """Minimise from a start.
+
+        Parameters
+        ----------
+        problem : LeastSquaresProblem
+        theta : Tensor, shape (n_params,)
+            The start, on the problem's first device.
+        callback : callable, optional
+            Called with the record of every trial; a true return value stops the fit.
+
+        Returns
+        -------
+        Result
+            The best point, however the fit ended.
+
+        Raises
+        ------
+        NonFiniteError
+            If residuals or derivatives at the start are not finite.
+        KeyboardInterrupt
+            Passed on, with the result so far as its attribute ``result``.
+        """
+        state = self.init(problem, theta)
+        history: list[IterationRecord] = []
+        try:
+            while state.stop is None:
+                if state.n_iter >= self.max_iter:
+                    state = replace(state, stop=Stop(Status.MAX_ITER, state.n_iter, self.max_iter))
+                    break
+                state = self.step(problem, state)
+                history.append(state.record)
+                if callback is not None and callback(state.record) and state.stop is None:
+                    state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
+        except KeyboardInterrupt as interrupt:
+            state = replace(state, stop=Stop(Status.INTERRUPTED, state.n_iter, float("inf")))
+            interrupt.result = self._result(problem, state, history)
+            raise
+        finally:
+            problem.close()
+        return self._result(problem, state, history)
+
+    def _result(self, problem: LeastSquaresProblem, state: State, history: list[IterationRecord]) -> Result:
+        n = problem.n_params
+        if state.lin.finite:
+            value_norm = problem.target_norm + state.lin.residual_norm
+            error = state.derivatives.relative_error(state.lin.column_norms, value_norm)
+            covariance, rank, undetermined = state.lin.covariance(error)
+        else:
+            covariance, rank, undetermined = torch.full((n, n), torch.nan), 0, torch.ones(n, dtype=torch.bool)
+        used = {
+            "jac": state.derivatives.name,
+            "solver": choose(self.solver, n),
+            "backend": self._backend(problem).name,
+            "damping": self.damping,
+            "devices": [str(device) for device in problem.devices],
+            "rows": "coupled: evaluated all together" if problem.coupled else f"independent: {problem.chunk_rows} a block",
+        }
+        return Result(
+            theta=state.theta.detach().double().cpu().numpy().copy(),
+            names=problem.names,
+            cost=state.cost,
+            stop=state.stop,
+            n_iter=state.n_iter,
+            nfev=state.nfev,
+            njev=state.njev,
+            n_residuals=problem.n_residuals,
+            history=history,
+            used=used,
+            covariance=covariance.numpy(),
+            rank=rank,
+            undetermined=undetermined.numpy(),
+        )
+
+
+def _record(
+    state: State, step: Step, trial_cost: float, gain_ratio: float, was_accelerated: bool, accepted: bool = True
+) -> IterationRecord:
+    return IterationRecord(
+        n_iter=state.n_iter + 1,
+        cost=trial_cost if accepted else state.cost,
+        trial_cost=trial_cost,
+        gain_ratio=gain_ratio,
+        damping=step.damping,
+        scaled_norm=step.scaled_norm,
+        gradient_cosine=gradient_cosine(state.lin),
+        accepted=accepted,
+        accelerated=was_accelerated,
+        jac=state.derivatives.name,
+    )
+
+
+def _adapted(state: State, problem: LeastSquaresProblem, theta: torch.Tensor) -> Derivatives:
+    value_norm = problem.target_norm + state.lin.residual_norm
+    return state.derivatives.adapted(theta, value_norm, state.lin.residual_norm, state.lin.column_norms)
+
+
+def _where_not_finite(problem: LeastSquaresProblem, theta: torch.Tensor) -> str:
+    with torch.no_grad():
+        parts = problem.map_blocks(lambda block: ~torch.isfinite(block.residual(problem.values(theta, block))))
+        broken = torch.cat([part.cpu() for part in parts]).nonzero()[:, 0]
+    rows = sorted({int(i) // (problem.per_row or 1) for i in broken[:1000]})[:5]
+    if not rows:
+        return "residuals: their sum of squares overflows at the start; rescale the data or give another p0"
+    return f"residuals are not finite at the start p0 in {len(broken)} places, first in rows {rows}; give another p0"
+
+
+def _derivative_not_finite(problem: LeastSquaresProblem, jacobian: Jacobian) -> str:
+    row, j = jacobian.first_non_finite() or (0, 0)
+    name = list(problem.names)[j]
+    return f"derivative by {name!r} is not finite at the start p0, first in row {row}; give another p0 or another jac"

@@ -1,0 +1,166 @@
+r"""When a fit has converged, and when it cannot go on.
+
+At every accepted point the *undamped* step p is known, and with it what is still to gain. Three tests, each
+scale-free, none with an absolute floor:
+
+========  =====================================================  ===================================================
+test      converged when                                         why it can be believed
+========  =====================================================  ===================================================
+gradient  max_j |J_jᵀr| / (‖J_j‖‖r‖) ≤ gtol                      MINPACK's cosine; r is orthogonal to the model
+cost      predicted reduction of p ≤ ftol · cost                 Bates and Watts' relative offset, squared: p is
+                                                                 that small a share of the standard errors
+step      |p_j| ≤ xtol |θ_j| for every j                         every parameter has its digits
+========  =====================================================  ===================================================
+
+The tests look at the undamped step because a damped one is also short when the trust region is: in a narrow
+valley ‖p(λ)‖ and its reduction fall below any tolerance far from the minimum. For the same reason the step test
+is componentwise: one large term of ‖Dθ‖ (an offset of 1e10) would hide that the others still move.
+A fourth test, *residual*, is met when ‖r‖ itself is rounding of the data.
+
+In low precision, or with a nearly singular J, the step p is known only to ε κ(J D⁻¹); beyond
+:data:`TRUSTED_ERROR` no test counts, and the fit ends as STALLED_AT_PRECISION, which is not success.
+
+Bates and Watts, Nonlinear Regression Analysis and Its Applications (1988), section 2.2.3.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from lmfit_gpu.linear import Linearization, Step
+from lmfit_gpu.result import Status, Stop
+
+__all__ = ["Tolerances", "check", "check_stalled", "gradient_cosine", "rounding_of_residual"]
+
+AUTO = {  # ftol, xtol, gtol
+    torch.float64: (1e-17, 1e-14, 1e-14),
+    torch.float32: (1e-8, 1e-4, 1e-6),
+}
+TRUSTED_ERROR = 1e-3  # relative error of the undamped step, ε κ, that a stop may rest on
+# Where rounding of the cost ends a fit, the tests count up to these (ftol, xtol): in float64 3e-5 of the standard
+# errors, or half the digits.
+AT_ROUNDING = {torch.float64: (1e-9, 1e-8), torch.float32: (1e-7, 1e-3)}
+EXACT_FIT = 4.0  # ‖r‖ within this many roundings of the data is zero
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Limits of the stop tests; "auto" depends on the arithmetic.
+
+    Parameters
+    ----------
+    ftol, xtol, gtol : float
+        Relative predicted reduction, relative step, cosine of residual and columns.
+    """
+
+    ftol: float
+    xtol: float
+    gtol: float
+
+    @classmethod
+    def resolve(cls, ftol: float | str, xtol: float | str, gtol: float | str, dtype: torch.dtype) -> "Tolerances":
+        """Return limits with "auto" replaced: 1e-17, 1e-14, 1e-14 in float64; 1e-8, 1e-4, 1e-6 in float32.
+
+        Raises
+        ------
+        ValueError
+            If a limit is not "auto" or a number >= 0.
+        """
+        given = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
+        limits = {}
+        for (name, value), default in zip(given.items(), AUTO[dtype], strict=True):
+            if isinstance(value, str) and value == "auto":
+                limits[name] = default
+            elif isinstance(value, (int, float)) and value >= 0:
+                limits[name] = float(value)
+            else:
+                raise ValueError(f"{name}: got {value!r}; a number >= 0 or 'auto' is expected")
+        return cls(**limits)
+
+
+def gradient_cosine(lin: Linearization) -> float:
+    """Return max_j |J_jᵀr| / (‖J_j‖‖r‖), 0 when r or J is zero."""
+    size = lin.column_norms * lin.residual_norm
+    cosines = torch.where(size > 0, lin.gradient.abs() / size, torch.zeros_like(size))
+    return float(cosines.max()) if cosines.numel() else 0.0
+
+
+def rounding_of_residual(lin: Linearization, theta: torch.Tensor, target_norm: float) -> float:
+    """Return the size of ‖δr‖ by rounding: ε(‖y‖ + ‖r‖), or ε(‖Jθ‖ + ‖r‖) column by column without targets."""
+    epsilon = torch.finfo(theta.dtype).eps
+    size = target_norm or float(torch.linalg.vector_norm(lin.column_norms * theta.double()))
+    return epsilon * (size + lin.residual_norm)
+
+
+def check(
+    lin: Linearization, undamped: Step, theta: torch.Tensor, rounding: float, tolerances: Tolerances
+) -> Stop | None:
+    """Return why the fit has converged at θ, or None.
+
+    Parameters
+    ----------
+    lin : Linearization
+    undamped : Step
+        The step for the least λ the solver resolves.
+    theta : Tensor, shape (n_params,)
+    rounding : float
+        ‖δr‖ (:func:`rounding_of_residual`).
+    tolerances : Tolerances
+    """
+    if lin.residual_norm <= EXACT_FIT * rounding:
+        return Stop(Status.CONVERGED_RESIDUAL, lin.residual_norm, EXACT_FIT * rounding)
+    if not undamped.valid or not trusted(lin, theta):
+        return None
+    cosine = gradient_cosine(lin)
+    if cosine <= tolerances.gtol:
+        return Stop(Status.CONVERGED_GRADIENT, cosine, tolerances.gtol)
+    gain = relative_gain(lin, undamped)
+    if gain <= tolerances.ftol:
+        return Stop(Status.CONVERGED_COST, gain, tolerances.ftol)
+    step = relative_step(undamped, theta)
+    if step <= tolerances.xtol:
+        return Stop(Status.CONVERGED_STEP, step, tolerances.xtol)
+    return None
+
+
+def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float) -> Stop | None:
+    """Return why a fit whose trial was rejected cannot go on, or None when a shorter step may still succeed.
+
+    A trial whose predicted reduction is below the rounding of the cost, or whose step does not change θ, decides
+    nothing. The fit has then converged if the undamped step has nearly nothing to gain.
+    """
+    epsilon = torch.finfo(theta.dtype).eps
+    noise = rounding * lin.residual_norm  # |δ ½‖r‖²| <= ‖r‖‖δr‖
+    moved = theta + step.p.to(theta)
+    if step.valid and step.predicted_reduction > noise and not bool(torch.equal(moved, theta)):
+        return None
+    if undamped.valid and trusted(lin, theta):
+        ftol, xtol = AT_ROUNDING[theta.dtype]
+        gain = relative_gain(lin, undamped)
+        if gain <= ftol:
+            return Stop(Status.CONVERGED_COST, gain, ftol)
+        change = relative_step(undamped, theta)
+        if change <= xtol:
+            return Stop(Status.CONVERGED_STEP, change, xtol)
+    at_precision = step.valid and step.predicted_reduction <= noise
+    if at_precision or not trusted(lin, theta):
+        return Stop(Status.STALLED_AT_PRECISION, step.predicted_reduction, noise)
+    size = float(torch.linalg.vector_norm(lin.scale * theta.double()))
+    return Stop(Status.STALLED, step.scaled_norm, epsilon * size)
+
+
+def trusted(lin: Linearization, theta: torch.Tensor) -> bool:
+    """Return whether the undamped step is known well enough to stop on."""
+    return torch.finfo(theta.dtype).eps * lin.condition() <= TRUSTED_ERROR
+
+
+def relative_gain(lin: Linearization, undamped: Step) -> float:
+    """Return the predicted reduction of the undamped step over the cost."""
+    return undamped.predicted_reduction / (0.5 * lin.residual_norm**2)
+
+
+def relative_step(undamped: Step, theta: torch.Tensor) -> float:
+    """Return max_j |p_j| / |θ_j|; 0/0 is 0."""
+    p, sizes = undamped.p.abs(), theta.double().abs()
+    ratios = torch.where(p > 0, p / sizes, torch.zeros_like(p))
+    return float(ratios.max()) if ratios.numel() else 0.0
