@@ -2,9 +2,18 @@
 
 from importlib.metadata import version
 
+from lmfit_gpu.curve_fit import curve_fit
 from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion
 from lmfit_gpu.devices import get_available_gpus
+from lmfit_gpu.estimator import LMRegressor
 
-__all__ = ["MarquardtDamping", "NielsenDamping", "TrustRegion", "get_available_gpus"]
+__all__ = [
+    "LMRegressor",
+    "MarquardtDamping",
+    "NielsenDamping",
+    "TrustRegion",
+    "curve_fit",
+    "get_available_gpus",
+]
 
 __version__ = version("lmfit-gpu")

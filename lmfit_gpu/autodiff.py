@@ -235,7 +235,9 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
             continue
         if _reproduces(columns, u, expected):
             return route
-    raise ValueError("model: no route of automatic differentiation reproduces its gradient; use jac='3-point'")
+    raise ValueError(
+        "model: no route of automatic differentiation reproduces its gradient; use jac='3-point'"
+    )
 
 
 def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:

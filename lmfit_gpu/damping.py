@@ -249,10 +249,14 @@ def damping_policy(damping: str | DampingPolicy) -> DampingPolicy:
     """
     if isinstance(damping, str):
         if damping not in POLICIES:
-            raise ValueError(f"damping: got {damping!r}; allowed are {', '.join(map(repr, POLICIES))} or a policy object")
+            raise ValueError(
+                f"damping: got {damping!r}; allowed are {', '.join(map(repr, POLICIES))} or a policy object"
+            )
         return POLICIES[damping]
     if not all(callable(getattr(damping, verb, None)) for verb in ("start", "propose", "accept", "reject")):
-        raise TypeError(f"damping: got {damping!r}; a name or an object with start, propose, accept and reject")
+        raise TypeError(
+            f"damping: got {damping!r}; a name or an object with start, propose, accept and reject"
+        )
     return damping
 
 
@@ -285,7 +289,9 @@ def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None) -> S
     if scaling == "identity":
         return Scale(torch.ones_like(norms), torch.zeros_like(norms, dtype=torch.bool))
     if scaling not in ("jacobian", "diagonal"):
-        raise ValueError(f"scaling: got {scaling!r}; allowed are 'jacobian', 'identity', 'diagonal' or an array")
+        raise ValueError(
+            f"scaling: got {scaling!r}; allowed are 'jacobian', 'identity', 'diagonal' or an array"
+        )
     zero = norms == 0
     fallback = lin.residual_norm if lin.residual_norm > 0 else 1.0
     current = torch.where(zero, torch.full_like(norms, fallback), norms)

@@ -160,7 +160,9 @@ def _nonzero(sizes: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
 def _complex_block(block: Block, complex_features: bool) -> Block:
     if not complex_features:
         return block
-    return replace(block, x=block.x.to(torch.complex128 if block.x.dtype == torch.float64 else torch.complex64))
+    return replace(
+        block, x=block.x.to(torch.complex128 if block.x.dtype == torch.float64 else torch.complex64)
+    )
 
 
 def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme: str) -> Differences:
@@ -186,9 +188,13 @@ def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme:
     first = eta * _nonzero(theta.abs(), torch.ones_like(theta))
     with torch.no_grad():
         values = problem.values(theta, probe)
-        found = [_visible_step(problem, theta, probe, values, j, float(first[j])) for j in range(theta.numel())]
+        found = [
+            _visible_step(problem, theta, probe, values, j, float(first[j])) for j in range(theta.numel())
+        ]
         residual_norm = float(torch.linalg.vector_norm(probe.residual(values)))
-    steps, norms = (torch.tensor(part, dtype=theta.dtype, device=theta.device) for part in zip(*found, strict=True))
+    steps, norms = (
+        torch.tensor(part, dtype=theta.dtype, device=theta.device) for part in zip(*found, strict=True)
+    )
     start = Differences(scheme, steps, together=_vmap_works(problem, theta, probe))
     return start.adapted(theta, float(torch.linalg.vector_norm(values)), residual_norm, norms)
 
@@ -224,7 +230,9 @@ def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block)
     except CALL_ERRORS:
         return False
     tolerance = 100 * torch.finfo(theta.dtype).eps
-    return torch.allclose(together[1], alone, rtol=tolerance, atol=tolerance * float(alone.abs().max()), equal_nan=True)
+    return torch.allclose(
+        together[1], alone, rtol=tolerance, atol=tolerance * float(alone.abs().max()), equal_nan=True
+    )
 
 
 def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> Differences:

@@ -123,7 +123,11 @@ class LevenbergMarquardt:
         if not (step.valid and step.predicted_reduction > 0):
             return self._rejected(problem, state, step, float("nan"), False)
         evaluated = state.jacobian.nfev
-        correction = accelerated(state.lin, state.jacobian, step) if accelerates(self.damping, state.jacobian) else None
+        correction = (
+            accelerated(state.lin, state.jacobian, step)
+            if accelerates(self.damping, state.jacobian)
+            else None
+        )
         theta = state.theta + (step.p if correction is None else correction).to(state.theta)
         trial = problem.cost(theta)
         state = replace(state, nfev=state.nfev + 1 + state.jacobian.nfev - evaluated)
@@ -151,7 +155,9 @@ class LevenbergMarquardt:
     def _rejected(
         self, problem: LeastSquaresProblem, state: State, step: Step, trial: float, was_accelerated: bool
     ) -> State:
-        gain_ratio = (state.cost - trial) / step.predicted_reduction if step.predicted_reduction > 0 else float("nan")
+        gain_ratio = (
+            (state.cost - trial) / step.predicted_reduction if step.predicted_reduction > 0 else float("nan")
+        )
         record = _record(state, step, trial, gain_ratio, was_accelerated, accepted=False)
         policy = self.damping.reject(state.policy, step)
         rejected = state.rejected + 1
@@ -200,8 +206,9 @@ class LevenbergMarquardt:
             jacobian = jacobian.repaired()
             lin = linearize(jacobian, solver, backend)
         scale = updated_scale(self.damping.scaling, lin, None if previous is None else previous.scale)
-        lin = lin.with_scale(scale.d)
-        undamped = lin.solve(lin.least_damping)
+        value_norm = problem.target_norm + lin.residual_norm
+        lin = lin.with_scale(scale.d, derivatives.relative_error(lin.column_norms, value_norm))
+        undamped = lin.undamped()
         counts = (0, 0) if previous is None else (previous.nfev, previous.njev)
         nfev, njev = counts[0] + jacobian.nfev, counts[1] + 1
         return State(theta, cost, derivatives, jacobian, lin, undamped, scale, None, nfev=nfev, njev=njev)
@@ -260,9 +267,7 @@ class LevenbergMarquardt:
     def _result(self, problem: LeastSquaresProblem, state: State, history: list[IterationRecord]) -> Result:
         n = problem.n_params
         if state.lin.finite:
-            value_norm = problem.target_norm + state.lin.residual_norm
-            error = state.derivatives.relative_error(state.lin.column_norms, value_norm)
-            covariance, rank, undetermined = state.lin.covariance(error)
+            covariance, rank, undetermined = state.lin.covariance()
         else:
             covariance, rank, undetermined = torch.full((n, n), torch.nan), 0, torch.ones(n, dtype=torch.bool)
         used = {
@@ -271,7 +276,8 @@ class LevenbergMarquardt:
             "backend": self._backend(problem).name,
             "damping": self.damping,
             "devices": [str(device) for device in problem.devices],
-            "rows": "coupled: evaluated all together" if problem.coupled else f"independent: {problem.chunk_rows} a block",
+            "chunk_rows": None if problem.coupled else problem.chunk_rows,
+            "rows": "coupled: evaluated all together" if problem.coupled else "independent",
         }
         return Result(
             theta=state.theta.detach().double().cpu().numpy().copy(),
@@ -291,7 +297,12 @@ class LevenbergMarquardt:
 
 
 def _record(
-    state: State, step: Step, trial_cost: float, gain_ratio: float, was_accelerated: bool, accepted: bool = True
+    state: State,
+    step: Step,
+    trial_cost: float,
+    gain_ratio: float,
+    was_accelerated: bool,
+    accepted: bool = True,
 ) -> IterationRecord:
     return IterationRecord(
         n_iter=state.n_iter + 1,
@@ -314,7 +325,9 @@ def _adapted(state: State, problem: LeastSquaresProblem, theta: torch.Tensor) ->
 
 def _where_not_finite(problem: LeastSquaresProblem, theta: torch.Tensor) -> str:
     with torch.no_grad():
-        parts = problem.map_blocks(lambda block: ~torch.isfinite(block.residual(problem.values(theta, block))))
+        parts = problem.map_blocks(
+            lambda block: ~torch.isfinite(block.residual(problem.values(theta, block)))
+        )
         broken = torch.cat([part.cpu() for part in parts]).nonzero()[:, 0]
     rows = sorted({int(i) // (problem.per_row or 1) for i in broken[:1000]})[:5]
     if not rows:

@@ -18,7 +18,6 @@ Whether a callable is written in numpy or in torch is found out by trying (:func
 """
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,7 +34,6 @@ __all__ = [
     "ResidualOf",
     "TorchFunction",
     "adapt_callable",
-    "call_signature",
 ]
 
 # What user code may raise when it is tried in a form it was not written for.
@@ -163,7 +161,9 @@ class ModuleModel:
     def split(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return theta as the module's named parameters (views)."""
         parts = theta.split(self._sizes)
-        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        return {
+            name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+        }
 
     def load(self, theta: torch.Tensor) -> None:
         """Write theta into the module's parameters."""
@@ -221,65 +221,6 @@ class ResidualOf:
         return ResidualOf(self.model.replicate(device), self.function)
 
 
-def call_signature(function: Callable[..., Any], n_params: int | None) -> tuple[tuple[str, ...] | None, str]:
-    """Read from the signature of f(x, ...) the parameter names and how they are passed.
-
-    Parameters
-    ----------
-    function : callable
-    n_params : int or None
-        Number of start values, None when not known.
-
-    Returns
-    -------
-    names : tuple of str, or None
-        None when the signature does not name them (``*params``, ``theta``, no signature).
-    order : {"params", "theta", "either"}
-        "either" when only a trial call can tell.
-
-    Raises
-    ------
-    ValueError
-        If the number of start values does not fit the signature, or neither tells the number of parameters.
-
-    Examples
-    --------
-    >>> call_signature(lambda x, a, b: a + b * x, 2)
-    (('a', 'b'), 'params')
-    >>> call_signature(lambda X, theta: X @ theta, 3)
-    (None, 'theta')
-    """
-    arguments, variadic = _positional_arguments(function)
-    if arguments is None or variadic:
-        if n_params is None:
-            raise ValueError("p0: the signature of the model does not tell the number of parameters; give p0")
-        return None, "params" if variadic else "either"
-    names = tuple(argument.name for argument in arguments[1:])
-    if n_params is None:
-        if names in (("theta",), ("params",)):
-            raise ValueError(f"p0: the model takes all parameters as one vector {names[0]!r}; give p0 to tell how many")
-        return names, "params"
-    required = sum(argument.default is inspect.Parameter.empty for argument in arguments[1:])
-    if len(names) == 1 and names[0] == "theta":
-        return None, "theta"
-    if len(names) == 1 and n_params == 1:
-        return names, "either"
-    if required <= n_params <= len(names):
-        return names[:n_params], "params"
-    if len(names) == 1 or required == 1:
-        return None, "theta"
-    raise ValueError(f"p0: got {n_params} values, but the model takes {len(names)} parameters {names}")
-
-
-def _positional_arguments(function: Callable[..., Any]) -> tuple[list[inspect.Parameter] | None, bool]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (ValueError, TypeError):  # builtins and compiled callables have none
-        return None, False
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)], variadic
-
-
 def adapt_callable(
     function: Callable[..., Any],
     names: tuple[str, ...],
@@ -320,7 +261,11 @@ def adapt_callable(
             return NumpyFunction(function, names, form)
         failures.append((numpy_error, torch_error))
     numpy_error, torch_error = failures[0]
-    tried = [f"{kind}: {error}" for kind, error in (("numpy", numpy_error), ("torch", torch_error)) if error is not None]
+    tried = [
+        f"{kind}: {error}"
+        for kind, error in (("numpy", numpy_error), ("torch", torch_error))
+        if error is not None
+    ]
     cause = numpy_error if isinstance(numpy_error, BaseException) else None
     raise ValueError(f"model: the call at the start values failed ({'; '.join(tried)})") from cause
 

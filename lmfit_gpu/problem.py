@@ -21,7 +21,9 @@ from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, chunk_slices, leaf_slices
 
 __all__ = ["Block", "LeastSquaresProblem"]
 
-BLOCK_BYTES = 8 * 2**20  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
+BLOCK_BYTES = (
+    8 * 2**20
+)  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
 PROBE_ROWS = 64
 ROW_RTOL = 1e-8  # a row alone and in a block differ by rounding (vector and scalar kernels), not by more
 IN_FLIGHT = 2  # blocks waiting per device: one is worked on while the next is ready
@@ -112,7 +114,9 @@ class LeastSquaresProblem:
         def leaf_sums(block: Block) -> torch.Tensor:
             with torch.no_grad():
                 r = block.residual(self.values(theta.to(block.x.device), block)).double()
-                return torch.stack([r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)])
+                return torch.stack(
+                    [r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)]
+                )
 
         return math.fsum(value for sums in self.map_blocks(leaf_sums) for value in sums.tolist())
 
@@ -192,7 +196,9 @@ def _flat(values: torch.Tensor, y: torch.Tensor | None, is_residual: bool, n_row
     shapes = {tuple(y.shape), (n_rows,), (n_rows, 1)} if y.numel() == n_rows else {tuple(y.shape)}
     if tuple(values.shape) not in shapes:
         expected = " or ".join(str(shape) for shape in sorted(shapes))
-        raise ValueError(f"model: returned shape {tuple(values.shape)} for {n_rows} rows; y asks for {expected}")
+        raise ValueError(
+            f"model: returned shape {tuple(values.shape)} for {n_rows} rows; y asks for {expected}"
+        )
     return values.reshape(-1)
 
 

@@ -38,7 +38,10 @@ MEASURE = {  # what is compared with the limit, and what to try
         "predicted reduction",
         "it is below the rounding of the cost: use float64, or rescale nearly collinear parameters",
     ),
-    Status.NON_FINITE_JACOBIAN: ("non-finite columns of the Jacobian", "try jac='3-point', or start elsewhere (p0)"),
+    Status.NON_FINITE_JACOBIAN: (
+        "non-finite columns of the Jacobian",
+        "try jac='3-point', or start elsewhere (p0)",
+    ),
     Status.STOPPED_BY_CALLBACK: ("iterations", ""),
     Status.INTERRUPTED: ("iterations", ""),
 }

@@ -40,6 +40,7 @@ TRUSTED_ERROR = 1e-3  # relative error of the undamped step, ε κ, that a stop 
 # Where rounding of the cost ends a fit, the tests count up to these (ftol, xtol): in float64 3e-5 of the standard
 # errors, or half the digits.
 AT_ROUNDING = {torch.float64: (1e-9, 1e-8), torch.float32: (1e-7, 1e-3)}
+HOPELESS = 1e-4  # of the rounding of the cost: the bound on it is a worst case
 EXACT_FIT = 4.0  # ‖r‖ within this many roundings of the data is zero
 
 
@@ -58,7 +59,9 @@ class Tolerances:
     gtol: float
 
     @classmethod
-    def resolve(cls, ftol: float | str, xtol: float | str, gtol: float | str, dtype: torch.dtype) -> "Tolerances":
+    def resolve(
+        cls, ftol: float | str, xtol: float | str, gtol: float | str, dtype: torch.dtype
+    ) -> "Tolerances":
         """Return limits with "auto" replaced: 1e-17, 1e-14, 1e-14 in float64; 1e-8, 1e-4, 1e-6 in float32.
 
         Raises
@@ -86,10 +89,9 @@ def gradient_cosine(lin: Linearization) -> float:
 
 
 def rounding_of_residual(lin: Linearization, theta: torch.Tensor, target_norm: float) -> float:
-    """Return the size of ‖δr‖ by rounding: ε(‖y‖ + ‖r‖), or ε(‖Jθ‖ + ‖r‖) column by column without targets."""
-    epsilon = torch.finfo(theta.dtype).eps
-    size = target_norm or float(torch.linalg.vector_norm(lin.column_norms * theta.double()))
-    return epsilon * (size + lin.residual_norm)
+    """Return the size of ‖δr‖ by rounding, ε(‖y‖ + ‖r‖ + (Σ ‖J_j‖²θ_j²)^½): data, residual, terms of the model."""
+    terms = float(torch.linalg.vector_norm(lin.column_norms * theta.double()))
+    return torch.finfo(theta.dtype).eps * (target_norm + lin.residual_norm + terms)
 
 
 def check(
@@ -123,16 +125,19 @@ def check(
     return None
 
 
-def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float) -> Stop | None:
+def check_stalled(
+    lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float
+) -> Stop | None:
     """Return why a fit whose trial was rejected cannot go on, or None when a shorter step may still succeed.
 
     A trial whose predicted reduction is below the rounding of the cost, or whose step does not change θ, decides
-    nothing. The fit has then converged if the undamped step has nearly nothing to gain.
+    nothing. The fit has then converged if the undamped step has nearly nothing to gain; if not, shorter steps are
+    tried until even rounding in the fit's favour could not show their gain.
     """
     epsilon = torch.finfo(theta.dtype).eps
     noise = rounding * lin.residual_norm  # |δ ½‖r‖²| <= ‖r‖‖δr‖
-    moved = theta + step.p.to(theta)
-    if step.valid and step.predicted_reduction > noise and not bool(torch.equal(moved, theta)):
+    moves = step.valid and not bool(torch.equal(theta + step.p.to(theta), theta))
+    if moves and step.predicted_reduction > noise:
         return None
     if undamped.valid and trusted(lin, theta):
         ftol, xtol = AT_ROUNDING[theta.dtype]
@@ -142,8 +147,9 @@ def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step:
         change = relative_step(undamped, theta)
         if change <= xtol:
             return Stop(Status.CONVERGED_STEP, change, xtol)
-    at_precision = step.valid and step.predicted_reduction <= noise
-    if at_precision or not trusted(lin, theta):
+    if moves and step.predicted_reduction > HOPELESS * noise:
+        return None
+    if step.predicted_reduction <= noise:
         return Stop(Status.STALLED_AT_PRECISION, step.predicted_reduction, noise)
     size = float(torch.linalg.vector_norm(lin.scale * theta.double()))
     return Stop(Status.STALLED, step.scaled_norm, epsilon * size)

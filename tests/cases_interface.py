@@ -178,7 +178,9 @@ def torch_tanh_net(x, *weights):
 
 def tanh_net_module() -> torch.nn.Module:
     """Return the net of T2 as a float64 module whose weights are the start of T2."""
-    net = torch.nn.Sequential(torch.nn.Linear(1, T2_HIDDEN), torch.nn.Tanh(), torch.nn.Linear(T2_HIDDEN, 1)).double()
+    net = torch.nn.Sequential(
+        torch.nn.Linear(1, T2_HIDDEN), torch.nn.Tanh(), torch.nn.Linear(T2_HIDDEN, 1)
+    ).double()
     torch.nn.utils.vector_to_parameters(torch.as_tensor(T2.p0), net.parameters())
     return net
 
@@ -295,7 +297,10 @@ _expected = Expected(
 _y = np.round(3.0 * np.exp(-0.6 * _x) + 0.05 * noise(16, 98), 4)
 K1 = Case("K1", ("a", "b"), decay, torch_decay, _x, _y, [1.0, 1.0], _expected)
 K1_FOLDS = [(np.arange(8, 16), np.arange(0, 8)), (np.arange(0, 8), np.arange(8, 16))]  # (train, test)
-K1_FOLD_PARAMS = [[2.9240134491682377, 0.5937289145221089], [2.9770713608481247, 0.58772544914824]]  # of train
+K1_FOLD_PARAMS = [
+    [2.9240134491682377, 0.5937289145221089],
+    [2.9770713608481247, 0.58772544914824],
+]  # of train
 K1_FOLD_R2 = [0.9893387865950123, 0.8609838421131208]  # on test
 
 # K3: a scaler hands on float64 columns, a module expects float32: dtype or shape errors (skorch#518, #824).

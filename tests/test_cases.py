@@ -101,7 +101,9 @@ def largest_cosine(jacobian: np.ndarray, residual: np.ndarray) -> float:
 
 def rss_at(case: Case, theta: Any) -> float:
     """Return the residual sum of squares of the numpy model at theta."""
-    return float(np.sum((case.numpy_model(np.asarray(case.x, float), *theta) - np.asarray(case.y, float)) ** 2))
+    return float(
+        np.sum((case.numpy_model(np.asarray(case.x, float), *theta) - np.asarray(case.y, float)) ** 2)
+    )
 
 
 # One right answer.
@@ -311,7 +313,7 @@ def test_poor_start_ends_at_the_optimum_or_says_that_it_did_not(form: str) -> No
     if estimator.result_.success:
         assert compare(P4.expected, estimator.theta_, estimator.stderr_) == []
     else:
-        assert re.search(r"(?i)max(imum|_iter)", estimator.result_.message)
+        assert re.search(r"MAX_ITER|STALLED_AT_PRECISION", estimator.result_.message)
         assert 2 * estimator.result_.cost <= rss_at(P4, P4_BAD_START)
 
 

@@ -141,7 +141,11 @@ def test_models_have_the_right_signature(name):
 @pytest.mark.parametrize("where", ["reference", "start 1", "start 2"])
 def test_numpy_and_torch_agree(name, where):
     problem = load_nist(name)
-    theta = {"reference": problem.reference.params, "start 1": problem.starts[0], "start 2": problem.starts[1]}[where]
+    theta = {
+        "reference": problem.reference.params,
+        "start 1": problem.starts[0],
+        "start 2": problem.starts[1],
+    }[where]
     by_numpy = problem.model_numpy(problem.x, *theta)
     by_torch = problem.model_torch(_as_torch(problem), *torch.as_tensor(theta))
     assert by_numpy.shape == problem.y.shape and by_torch.dtype == torch.float64
@@ -264,7 +268,9 @@ def test_lanczos1_in_float64_is_limited_by_the_rounding_of_y():
         b = [mpmath.mpf(text) for text in problem.reference.params_text]
         points = _exact(problem.x)
         rounded = [mpmath.mpf(v) for v in problem.y.tolist()]  # the float64 themselves
-        rss = mpmath.fsum((BODIES["Lanczos1"](MPMATH, x, *b) - y) ** 2 for x, y in zip(points, rounded, strict=True))
+        rss = mpmath.fsum(
+            (BODIES["Lanczos1"](MPMATH, x, *b) - y) ** 2 for x, y in zip(points, rounded, strict=True)
+        )
     # Exact arithmetic on the rounded y has hardly more digits of rss than float64 arithmetic has.
     assert 2.5 < correct_digits(float(rss), problem.reference.rss) < 4  # measured: 3.2
     assert 2 < correct_digits(_float64_rss(problem), problem.reference.rss) < 4  # measured: 2.9

@@ -6,7 +6,15 @@ from lmfit_gpu.linear.base import Linearization, Step
 from lmfit_gpu.linear.cholesky import CholeskyLinearization
 from lmfit_gpu.linear.qr import QRLinearization
 
-__all__ = ["SOLVERS", "CholeskyLinearization", "Linearization", "QRLinearization", "Step", "choose", "linearize"]
+__all__ = [
+    "SOLVERS",
+    "CholeskyLinearization",
+    "Linearization",
+    "QRLinearization",
+    "Step",
+    "choose",
+    "linearize",
+]
 
 SOLVERS = {"qr": QRLinearization, "cholesky": CholeskyLinearization}
 MANY_PARAMS = 1000  # beyond, the singular value decomposition (20 n³ flops) outweighs its accuracy

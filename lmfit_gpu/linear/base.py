@@ -56,12 +56,20 @@ class Linearization(Protocol):
     scale: torch.Tensor  # (n,) D
     finite: bool
 
-    def with_scale(self, scale: torch.Tensor) -> "Linearization":
-        """Return the same reduction with another D."""
+    def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "Linearization":
+        """Return the same reduction with another D; `error` is the relative error of J.
+
+        Singular values of the scaled J below `error` count as zero in :meth:`undamped`, :meth:`condition` and
+        :meth:`covariance`: differences leave about 1e-10 where an exact J has a null direction.
+        """
         ...
 
     def solve(self, damping: float) -> Step:
         """Return the step for λ = `damping`; with 0 the Gauss-Newton step, of least ‖D p‖ when J is deficient."""
+        ...
+
+    def undamped(self) -> Step:
+        """Return the Gauss-Newton step on the directions that J resolves: what the stop tests look at."""
         ...
 
     def scaled_norm(self, damping: float) -> tuple[float, float]:
@@ -78,17 +86,11 @@ class Linearization(Protocol):
         ...
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
+        """Return the condition number of J D⁻¹ on the directions that J resolves."""
         ...
 
-    def covariance(self, tolerance: float = 0.0) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters.
-
-        Parameters
-        ----------
-        tolerance : float
-            Relative error of J: singular values of the column-scaled J below it count as zero.
-        """
+    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
+        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
         ...
 
 

@@ -34,10 +34,12 @@ class CholeskyLinearization:
     backend : Backend
     scale : Tensor, shape (n,)
         D.
+    error : float
+        Relative error of J, for the rank.
     """
 
-    def __init__(self, gram: Any, backend: Backend, scale: torch.Tensor) -> None:
-        self._gram, self._backend = gram, backend
+    def __init__(self, gram: Any, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
+        self._gram, self._backend, self._error = gram, backend, error
         n = scale.numel()
         self.scale = scale
         self._d = backend.asarray(scale)
@@ -55,9 +57,9 @@ class CholeskyLinearization:
         gram = reduce_with(jacobian, backend, "gram", lambda left, right: left + right)
         return cls(gram, backend, torch.ones_like(jacobian.theta, dtype=torch.float64))
 
-    def with_scale(self, scale: torch.Tensor) -> "CholeskyLinearization":
+    def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "CholeskyLinearization":
         """Return the same reduction with another D."""
-        return CholeskyLinearization(self._gram, self._backend, scale)
+        return CholeskyLinearization(self._gram, self._backend, scale, error)
 
     @cached_property
     def least_damping(self) -> float:
@@ -80,6 +82,10 @@ class CholeskyLinearization:
         gain = 0.5 * (damping * norm**2 - float(self._b @ q))
         p = self._backend.to_tensor(q / self._d, self.scale.device)
         return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
+
+    def undamped(self) -> Step:
+        """Return the step for the least λ that the solver resolves."""
+        return self.solve(self.least_damping)
 
     def scaled_norm(self, damping: float) -> tuple[float, float]:
         """Return ‖D p(λ)‖ and its derivative by λ; infinite and 0 where the factorisation fails."""
@@ -111,12 +117,12 @@ class CholeskyLinearization:
         kept = values[values > len(values) * EPSILON * values[-1]]
         return float((values[-1] / kept[0]) ** 0.5) if len(kept) else float("inf")
 
-    def covariance(self, tolerance: float = 0.0) -> tuple[torch.Tensor, int, torch.Tensor]:
+    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
         n = len(self._b)
         gram = self._backend.to_tensor(self._gram, torch.device("cpu")).numpy()[:n, :n]
         norms = np.sqrt(np.where(gram.diagonal() > 0, gram.diagonal(), 1.0))
         values, vectors = np.linalg.eigh(gram / np.outer(norms, norms))
-        kept = values > max(tolerance**2, n * EPSILON) * values[-1]
+        kept = values > max(self._error**2, n * EPSILON) * values[-1]
         s = np.sqrt(np.where(kept, values, 0.0))
         return covariance_from(s, vectors.T, kept, norms)

@@ -41,10 +41,12 @@ class QRLinearization:
     backend : Backend
     scale : Tensor, shape (n,)
         D.
+    error : float
+        Relative error of J; directions below it are left out of :meth:`undamped`.
     """
 
-    def __init__(self, triangle: Any, backend: Backend, scale: torch.Tensor) -> None:
-        self._triangle, self._backend = triangle, backend
+    def __init__(self, triangle: Any, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
+        self._triangle, self._backend, self._error = triangle, backend, error
         n = scale.numel()
         self._r, self._z = triangle[:n, :n], triangle[:n, n]
         self.scale = scale
@@ -63,9 +65,9 @@ class QRLinearization:
 
     least_damping = 0.0
 
-    def with_scale(self, scale: torch.Tensor) -> "QRLinearization":
+    def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "QRLinearization":
         """Return the same reduction with another D."""
-        return QRLinearization(self._triangle, self._backend, scale)
+        return QRLinearization(self._triangle, self._backend, scale, error)
 
     @cached_property
     def _svd(self) -> tuple[Any, Any, Any]:
@@ -80,22 +82,30 @@ class QRLinearization:
         device = torch.device("cpu")
         return self._backend.to_tensor(s, device).numpy(), self._backend.to_tensor(w, device).numpy()
 
-    def _inverse(self, s: Any, damping: float) -> Any:
-        """s / (s² + λ), with 0 for singular values that are rounding when λ = 0."""
+    def _inverse(self, s: Any, damping: float, error: float = 0.0) -> Any:
+        """s / (s² + λ), with 0 for singular values that are zero to rounding, or to `error`, when λ = 0."""
         if damping > 0:
             return s / (s**2 + damping)
-        kept = s > len(s) * EPSILON * s[0]
+        kept = s > max(error, len(s) * EPSILON) * s[0]
         return kept / (s + (~kept))
 
     def solve(self, damping: float) -> Step:
         """Return the step for λ = `damping`; with 0 the Gauss-Newton step of least ‖D p‖."""
+        return self._step(damping, 0.0)
+
+    def undamped(self) -> Step:
+        """Return the Gauss-Newton step on the directions that J resolves, given its error."""
+        return self._step(0.0, self._error)
+
+    def _step(self, damping: float, error: float) -> Step:
         s, w, vt = self._svd
-        scaled = vt.T @ (-self._inverse(s, damping) * w)
+        scaled = vt.T @ (-self._inverse(s, damping, error) * w)
         p = self._backend.to_tensor(scaled / self._d, self.scale.device)
         sizes, weights = self._host
-        kept = sizes * self._inverse(sizes, damping)  # s²/(s² + λ)
-        gain = 0.5 * float(weights**2 @ (kept * (2 - kept)))
-        norm = float(np.linalg.norm(self._inverse(sizes, damping) * weights))
+        inverse = self._inverse(sizes, damping, error)
+        share = sizes * inverse  # s²/(s² + λ)
+        gain = 0.5 * float(weights**2 @ (share * (2 - share)))
+        norm = float(np.linalg.norm(inverse * weights))
         return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
 
     def scaled_norm(self, damping: float) -> tuple[float, float]:
@@ -114,18 +124,18 @@ class QRLinearization:
         return self._backend.to_tensor(scaled / self._d, self.scale.device)
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
+        """Return the condition number of J D⁻¹ on the directions that J resolves, given its error."""
         s = self._host[0]
-        kept = s[s > len(s) * EPSILON * s[0]]
+        kept = s[s > max(self._error, len(s) * EPSILON) * s[0]]
         return float(s[0] / kept[-1]) if len(kept) else float("inf")
 
-    def covariance(self, tolerance: float = 0.0) -> tuple[torch.Tensor, int, torch.Tensor]:
+    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
         norms = self._backend.to_tensor((self._r**2).sum(0) ** 0.5, torch.device("cpu")).numpy()
         norms = np.where(norms > 0, norms, 1.0)
         r = self._backend.to_tensor(self._r, torch.device("cpu")).numpy()
         _, s, vt = np.linalg.svd(r / norms)
-        kept = s > max(tolerance, len(s) * EPSILON) * s[0]
+        kept = s > max(self._error, len(s) * EPSILON) * s[0]
         return covariance_from(s, vt, kept, norms)
 
 

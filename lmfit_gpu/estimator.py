@@ -1,0 +1,482 @@
+"""The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
+
+import copy
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from lmfit_gpu.backends import get_backend
+from lmfit_gpu.damping import damping_policy
+from lmfit_gpu.devices import resolve_devices
+from lmfit_gpu.exceptions import CovarianceWarning
+from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
+from lmfit_gpu.linear import choose
+from lmfit_gpu.models import Model, ModuleModel, NumpyFunction, ResidualOf, adapt_callable
+from lmfit_gpu.parameters import resolve_start
+from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.result import Result, scaled_covariance
+from lmfit_gpu.rows import ArrayRows, as_tensor, chunk_slices
+from lmfit_gpu.termination import Tolerances
+
+__all__ = ["LMRegressor"]
+
+X_FORMATS = ("auto", "columns", "1d")
+JACOBIANS = ("auto", "autograd", "differences", "2-point", "3-point", "cs")
+NAMES_SHOWN = 6
+SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
+
+
+def _can_predict(estimator: "LMRegressor") -> bool:
+    if estimator.model is None and estimator.predict_fn is None:
+        raise AttributeError("predict and score of a residual callable need predict_fn(theta, X)")
+    return True
+
+
+class LMRegressor(RegressorMixin, BaseEstimator):
+    r"""Nonlinear least-squares regression by the Levenberg-Marquardt method.
+
+    Minimises :math:`\tfrac12\sum_i r_i(\theta)^2` with r = prediction − target, by a trust region with geodesic
+    acceleration.
+
+    Parameters
+    ----------
+    model : callable, torch.nn.Module, or module factory
+        A function ``f(x, a, b, ...)`` or ``f(X, theta)`` written in numpy or in torch (found out by trying; torch
+        is differentiated exactly); a module instance (copied, never changed); or a factory: a subclass of
+        ``torch.nn.Module`` or a ``functools.partial`` of one, called with ``n_features_in_`` and ``n_outputs``
+        where its signature has them.
+    residual : callable, optional
+        With a model: ``residual(prediction, target)``. Alone: ``residual(theta, X, y)`` → vector of any length.
+    predict_fn : callable, optional
+        ``predict_fn(theta, X)`` for a residual callable without a model.
+    p0 : sequence, dict, or callable (x, y) -> sequence or dict, optional
+        Start values. Default: a module's own parameters; 1 for each parameter of a function, with a warning.
+    x_format : {"auto", "columns", "1d"}
+        What a function gets: with "auto" 1-D ``x`` for one column, else (n, k); always (n, k); always 1-D.
+    jac : {"auto", "autograd", "differences", "2-point", "3-point", "cs"} or callable
+        "auto": autograd in torch; in numpy 2-point differences that change to 3-point near the solution.
+        A callable has the signature of the model function and returns (n, n_params).
+    solver : {"auto", "qr", "cholesky"}
+        "auto": qr up to 1,000 parameters (the accurate one), cholesky beyond.
+    backend : {"auto", "scipy", "torch"}
+        Where the small systems are solved; "auto": torch when the model is on a GPU, else scipy.
+    devices : "auto", a torch device, or a list of them
+        Blocks of rows are dealt over the list; "auto": where the module, or the tensor X, is.
+    dtype : {None, torch.float64, torch.float32}
+        Arithmetic of the model. None: float64 for functions, its own for a module.
+    chunk_rows : int or "auto"
+        Rows evaluated together.
+    damping : {"trust-region", "nielsen", "marquardt", "lema"} or policy object
+    ftol, xtol, gtol : float or "auto"
+        Limits of the stop tests (:mod:`lmfit_gpu.termination`).
+    max_iter : int
+        Most trials.
+    random_state : int, RandomState or None
+        Seeds a module factory.
+    callback : callable, optional
+        ``callback(record)`` after every trial; a true return value stops the fit.
+
+    Attributes
+    ----------
+    params_ : dict of str to float
+    theta_ : ndarray, shape (n_params,)
+    module_ : torch.nn.Module
+        The fitted copy of a module, in evaluation mode.
+    covariance_ : ndarray, shape (n_params, n_params)
+        s²(JᵀJ)⁻¹, s² = Σr²/dof; inf on the diagonal for a parameter the data do not determine.
+    stderr_ : ndarray, shape (n_params,)
+    rank_ : int
+    result_ : Result
+        Status, message, counts, history, ``report()``.
+    n_iter_, n_features_in_ : int
+    solver_, backend_ : str
+    devices_ : tuple of torch.device
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lmfit_gpu import LMRegressor
+    >>> x = np.linspace(0, 4, 25)
+    >>> y = 3.0 * np.exp(-0.8 * x) + 0.5
+    >>> est = LMRegressor(lambda x, a, b, c: a * np.exp(-b * x) + c, p0=[1, 1, 0]).fit(x[:, None], y)
+    >>> {name: round(value, 6) for name, value in est.params_.items()}
+    {'a': 3.0, 'b': 0.8, 'c': 0.5}
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        model: Any = None,
+        *,
+        residual: Callable[..., Any] | None = None,
+        predict_fn: Callable[..., Any] | None = None,
+        p0: Any = None,
+        x_format: str = "auto",
+        jac: str | Callable[..., Any] = "auto",
+        solver: str = "auto",
+        backend: str = "auto",
+        devices: Any = "auto",
+        dtype: Any = None,
+        chunk_rows: int | str = "auto",
+        damping: Any = "trust-region",
+        ftol: float | str = "auto",
+        xtol: float | str = "auto",
+        gtol: float | str = "auto",
+        max_iter: int = 1000,
+        random_state: Any = None,
+        callback: Callable[..., Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.residual = residual
+        self.predict_fn = predict_fn
+        self.p0 = p0
+        self.x_format = x_format
+        self.jac = jac
+        self.solver = solver
+        self.backend = backend
+        self.devices = devices
+        self.dtype = dtype
+        self.chunk_rows = chunk_rows
+        self.damping = damping
+        self.ftol = ftol
+        self.xtol = xtol
+        self.gtol = gtol
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.callback = callback
+
+    def fit(self, X: Any, y: Any = None) -> "LMRegressor":
+        """Fit the parameters to data.
+
+        Parameters
+        ----------
+        X : array_like or Tensor, shape (n_samples, n_features)
+            Modules take more axes too.
+        y : array_like or Tensor, shape (n_samples,) or (n_samples, n_outputs)
+            None only for a residual callable without a model.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            For bad arguments or data, or a start where the model is not finite; before any fitting.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If no stop test was met; the best point is kept.
+        CovarianceWarning
+            If standard errors of some parameters cannot be estimated.
+        """
+        self._check_options()
+        X, y = self._check_data(X, y)
+        engine = LevenbergMarquardt(
+            jac=self.jac,
+            solver=self.solver,
+            backend=self.backend,
+            damping=damping_policy(self.damping),
+            tolerances=(self.ftol, self.xtol, self.gtol),
+            max_iter=self.max_iter,
+        )
+        model, rows, theta = self._build(X, y)
+        problem = LeastSquaresProblem(model, rows, theta, devices=self.devices_, chunk_rows=self.chunk_rows)
+        if problem.n_residuals == 1 and problem.n_params > 1 and model.is_residual:
+            raise ValueError(
+                f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
+                "not their sum or mean (squares are taken here)"
+            )
+        try:
+            result = engine.minimize(problem, theta, callback=self.callback)
+        except KeyboardInterrupt as interrupt:
+            if hasattr(interrupt, "result"):
+                self._keep(interrupt.result)
+            raise
+        self._keep(result)
+        self._warn(result)
+        return self
+
+    @available_if(_can_predict)
+    def predict(self, X: Any) -> Any:
+        """Predict targets.
+
+        Parameters
+        ----------
+        X : array_like or Tensor, shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray or Tensor, float64, in the shape of y at fit: (n,), (n, 1) or (n, n_outputs)
+            A tensor for a tensor X.
+        """
+        check_is_fitted(self, "result_")
+        X = self._check_features(X, reset=False)
+        rows = ArrayRows(as_tensor(X), None, **self._row_format)
+        device = self.devices_[0]
+        theta = torch.from_numpy(self.theta_).to(device, self._dtype)
+        chunk = rows.n_samples if self._chunk_rows is None else self._chunk_rows
+        with torch.no_grad():
+            parts = [
+                _shaped(self._predictor(theta, x, None), len(x), self._y_shape)
+                for part in chunk_slices(rows.n_samples, max(chunk, 1))
+                for x, _ in [rows.read(part, device, self._dtype)]
+            ]
+        prediction = torch.cat(parts)
+        return prediction if isinstance(X, torch.Tensor) else prediction.cpu().numpy()
+
+    @available_if(_can_predict)
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the coefficient of determination R² of the prediction.
+
+        Parameters
+        ----------
+        X : array_like or Tensor, shape (n_samples, n_features)
+        y : array_like or Tensor, shape (n_samples,) or (n_samples, n_outputs)
+        sample_weight : array_like, shape (n_samples,), optional
+        """
+        X, y = (part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in (X, y))
+        return super().score(X, y, sample_weight)
+
+    @property
+    def params_(self) -> dict[str, float]:
+        """Fitted parameters by name."""
+        check_is_fitted(self, "result_")
+        return dict(zip(self.result_.names, self.theta_.tolist(), strict=True))
+
+    def report(self) -> str:
+        """Return the full report of the fit as text."""
+        check_is_fitted(self, "result_")
+        return self.result_.report()
+
+    def _check_options(self) -> None:
+        if self.model is None and self.residual is None:
+            raise ValueError("model: got None; give a model, or residual(theta, X, y)")
+        if self.model is not None and not callable(self.model):
+            raise TypeError(
+                f"model: got {self.model!r}; a callable, a torch module or a module factory is expected"
+            )
+        if self.residual is not None and not callable(self.residual):
+            raise TypeError(f"residual: got {self.residual!r}; a callable is expected")
+        if self.predict_fn is not None and self.model is not None:
+            raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
+        if self.x_format not in X_FORMATS:
+            raise ValueError(f"x_format: got {self.x_format!r}; allowed are {X_FORMATS}")
+        if not callable(self.jac) and self.jac not in JACOBIANS:
+            raise ValueError(f"jac: got {self.jac!r}; allowed are {JACOBIANS} or a callable")
+        for name, low in (("max_iter", 0), ("chunk_rows", 1)):
+            value = getattr(self, name)
+            if value != "auto" and (
+                isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low
+            ):
+                raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
+        choose(self.solver, 1)
+        get_backend(self.backend, torch.device("cpu"))
+        Tolerances.resolve(self.ftol, self.xtol, self.gtol, torch.float64)
+
+    def _check_data(self, X: Any, y: Any) -> tuple[Any, Any]:
+        X = self._check_features(X, reset=True)
+        if y is None:
+            if self.model is not None:
+                raise ValueError("y: got None; a model is fitted to targets (requires y to be passed)")
+            return X, None
+        if not isinstance(y, torch.Tensor):
+            y = check_array(y, ensure_2d=False, dtype="numeric", input_name="y", estimator=self)
+        elif y.is_complex():
+            raise ValueError("Complex data not supported: y is a complex tensor")
+        elif not bool(torch.isfinite(y).all()):
+            raise ValueError("Input y contains NaN or infinity.")
+        if y.ndim not in (1, 2):
+            raise ValueError(
+                f"y: got shape {tuple(y.shape)}; (n_samples,) or (n_samples, n_outputs) is expected"
+            )
+        if len(y) != len(X):
+            raise ValueError(
+                f"X and y: found input variables with inconsistent numbers of samples: {[len(X), len(y)]}"
+            )
+        return X, y
+
+    def _check_features(self, X: Any, reset: bool) -> Any:
+        if np.ndim(X) == 1 or isinstance(X, torch.Tensor) and X.ndim == 1:
+            raise ValueError(
+                f"X: expected 2D array, got 1D array of shape {tuple(np.shape(X))}. Reshape your data: "
+                "x[:, None] makes one column; curve_fit takes 1-D x."
+            )
+        if not isinstance(X, torch.Tensor):
+            return validate_data(self, X, reset=reset, dtype="numeric", allow_nd=self._is_module)
+        if X.ndim < 2:
+            raise ValueError(f"X: got shape {tuple(X.shape)}; (n_samples, n_features) is expected")
+        if X.is_floating_point() and not bool(torch.isfinite(X).all()):
+            raise ValueError("Input X contains NaN or infinity.")
+        if reset:
+            self.n_features_in_ = X.shape[1]
+        elif X.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+        return X
+
+    @property
+    def _is_module(self) -> bool:
+        return isinstance(self.model, torch.nn.Module) or _is_factory(self.model)
+
+    def _build(self, X: Any, y: Any) -> tuple[Model, ArrayRows, torch.Tensor]:
+        """Return model, rows and start, all on the first device; sets what predict needs."""
+        if self._is_module:
+            model, theta = self._build_module(X, y)
+        else:
+            self._dtype = _arithmetic(self.dtype, torch.float64)
+            self.devices_ = resolve_devices(self.devices, X.device if isinstance(X, torch.Tensor) else _CPU)
+        integer_tensor = self._is_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
+        self._row_format = {"squeeze": self._squeezes(X), "cast_features": not integer_tensor}
+        targets = None if y is None else as_tensor(y)
+        if targets is not None and not targets.is_floating_point():
+            targets = targets.double()
+        rows = ArrayRows(as_tensor(X), targets, **self._row_format)
+        self._y_shape = () if y is None else tuple(y.shape[1:])
+        if not self._is_module:
+            model, theta = self._build_function(rows, X)
+        self._predictor = model
+        if self.residual is not None and self.model is not None:
+            model = ResidualOf(model, self.residual)
+        elif self.predict_fn is not None:
+            self._predictor = _PredictFunction(self.predict_fn, model)
+        return model, rows, theta
+
+    def _build_module(self, X: Any, y: Any) -> tuple[ModuleModel, torch.Tensor]:
+        if isinstance(self.model, torch.nn.Module):
+            module = copy.deepcopy(self.model)
+        else:
+            n_outputs = 1 if y is None or y.ndim == 1 else y.shape[1]
+            module = _made_by(self.model, self.n_features_in_, n_outputs, self.random_state)
+        own = next(iter(module.parameters()), None)
+        if own is None or not any(p.requires_grad for p in module.parameters()):
+            raise ValueError("model: the module has no parameter to fit (requires_grad is False for all)")
+        self._dtype = _arithmetic(self.dtype, own.dtype)
+        self.devices_ = resolve_devices(self.devices, own.device)
+        self.module_ = module.to(device=self.devices_[0], dtype=self._dtype)
+        model = ModuleModel(self.module_)
+        if self.p0 is not None:
+            start, _, _ = resolve_start(self.p0, module, (X, y), "module")
+            if len(start) != model.theta.numel():
+                raise ValueError(
+                    f"p0: got {len(start)} values; the module has {model.theta.numel()} free parameters"
+                )
+            model.load(torch.from_numpy(start).to(model.theta))
+        return model, model.theta
+
+    def _build_function(self, rows: ArrayRows, X: Any) -> tuple[Model, torch.Tensor]:
+        function = self.residual if self.model is None else self.model
+        few = slice(0, SAMPLE_ROWS)
+        x, y = rows.read(slice(None), self.devices_[0], self._dtype)
+        host = tuple(None if part is None else part.cpu().numpy() for part in (x, y))
+        start, names, order = resolve_start(
+            self.p0, function, host, "residual" if self.model is None else None
+        )
+        theta = torch.from_numpy(start).to(self.devices_[0], self._dtype)
+        sample = (theta, x, y) if self.model is None else (theta, x[few], None if y is None else y[few])
+        model = adapt_callable(function, names, order, sample, prefer_torch=isinstance(X, torch.Tensor))
+        if isinstance(model, NumpyFunction) and any(device.type != "cpu" for device in self.devices_):
+            raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {self.devices_}")
+        return model, theta
+
+    def _squeezes(self, X: Any) -> bool:
+        one_column = X.ndim == 2 and X.shape[1] == 1
+        if self.x_format == "1d" and not one_column:
+            raise ValueError(f"x_format='1d': X has shape {tuple(X.shape)}; one column is expected")
+        return one_column and not self._is_module and self.x_format != "columns"
+
+    def _keep(self, result: Result) -> None:
+        self.result_ = result
+        self.theta_ = result.theta
+        self.covariance_ = scaled_covariance(result.covariance, result.cost, result.dof)
+        self.stderr_ = result.stderr
+        self.rank_ = result.rank
+        self.n_iter_ = result.n_iter
+        self.solver_, self.backend_ = result.used["solver"], result.used["backend"]
+        self._chunk_rows = result.used["chunk_rows"]
+        if self._is_module:
+            self._predictor.load(torch.from_numpy(self.theta_).to(self.devices_[0], self._dtype))
+
+    def _warn(self, result: Result) -> None:
+        if not result.success:
+            warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=3)
+        if result.dof <= 0:
+            message = (
+                f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
+                f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
+            )
+            warnings.warn(message, CovarianceWarning, stacklevel=3)
+        elif result.undetermined.any():
+            names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
+            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+            message = (
+                f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
+                f"{result.rank} for {len(self.theta_)} parameters; their standard errors are infinite"
+            )
+            warnings.warn(message, CovarianceWarning, stacklevel=3)
+
+
+_CPU = torch.device("cpu")
+
+
+class _PredictFunction:
+    """predict_fn(theta, X) in the arrays that the residual callable uses."""
+
+    def __init__(self, function: Callable[..., Any], residual: Model) -> None:
+        self.function = function
+        self.in_torch = residual.differentiable
+
+    def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: None) -> torch.Tensor:
+        if self.in_torch:
+            return self.function(theta, x)
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(np.array(self.function(theta.numpy(), x.numpy()), dtype=np.float64))
+
+
+def _is_factory(model: Any) -> bool:
+    made = model.func if isinstance(model, functools.partial) else model
+    return inspect.isclass(made) and issubclass(made, torch.nn.Module)
+
+
+def _made_by(
+    factory: Callable[..., torch.nn.Module], n_features: int, n_outputs: int, seed: Any
+) -> torch.nn.Module:
+    """Return a factory's module, its weights drawn from `seed` without touching torch's global state."""
+    wanted = inspect.signature(factory).parameters
+    sizes = {"n_features_in_": n_features, "n_outputs": n_outputs}
+    with torch.random.fork_rng():
+        torch.manual_seed(int(check_random_state(seed).randint(2**31 - 1)))
+        return factory(**{name: value for name, value in sizes.items() if name in wanted})
+
+
+def _arithmetic(dtype: Any, own: torch.dtype) -> torch.dtype:
+    if dtype is None:
+        return own
+    known = {torch.float64: torch.float64, torch.float32: torch.float32, "float64": torch.float64}
+    known |= {"float32": torch.float32, np.float64: torch.float64, np.float32: torch.float32}
+    if dtype not in known:
+        raise ValueError(f"dtype: got {dtype!r}; torch.float64, torch.float32 or None is expected")
+    return known[dtype]
+
+
+def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:
+    """Return predictions of n_rows rows in float64 and in y's shape."""
+    shape = (n_rows, *y_shape)
+    values = values.double()
+    if values.ndim == 0:
+        return values.expand(shape)
+    if y_shape == () and values.numel() != n_rows:  # fitted by residuals alone: the model's own shape
+        return values
+    return values.reshape(shape)

@@ -1,0 +1,158 @@
+"""Names and start values of the parameters of a model."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lmfit_gpu.exceptions import FitWarning
+
+__all__ = ["call_signature", "resolve_start"]
+
+
+def resolve_start(
+    p0: Any, function: Callable[..., Any], data: tuple[Any, Any], order: str | None = None
+) -> tuple[np.ndarray, tuple[str, ...], str]:
+    """Return start values, names and calling order of a model function.
+
+    Parameters
+    ----------
+    p0 : sequence, dict of name to value, callable (x, y) -> either, or None
+        None is 1 for every parameter, with a :class:`FitWarning`.
+    function : callable
+        f(x, *params) or f(X, theta); with order "residual" residual(theta, X, y).
+    data : (x, y)
+        What a callable p0 is called with.
+    order : {"residual"}, optional
+        Known beforehand for residual callables: names then come from p0 alone.
+
+    Returns
+    -------
+    theta : ndarray, shape (n_params,), float64
+    names : tuple of str
+        From the signature or the dict, else ``p0, p1, ...``.
+    order : {"params", "theta", "either", "residual"}
+
+    Raises
+    ------
+    ValueError
+        If p0 is not finite numbers, has names or a length that the model does not, or is needed and missing.
+    TypeError
+        If p0 is a number where a sequence is expected.
+    """
+    start = p0(*data) if callable(p0) else p0
+    if isinstance(start, str):
+        raise ValueError(f"p0: got {start!r}; a sequence, a dict, a callable (x, y) or None is expected")
+    if start is None:
+        return _ones(function, order)
+    if isinstance(start, Mapping):
+        return _from_names(start, function, order)
+    theta = _finite_vector(start)
+    if order is not None:
+        return theta, _numbered(len(theta)), order
+    names, found = call_signature(function, len(theta))
+    return theta, names or _numbered(len(theta)), found
+
+
+def _ones(function: Callable[..., Any], order: str | None) -> tuple[np.ndarray, tuple[str, ...], str]:
+    if order is not None:
+        raise ValueError(
+            "p0: a residual callable takes all parameters as one vector; give p0 to tell how many"
+        )
+    names, order = call_signature(function, None)
+    assert names is not None  # call_signature(f, None) raises when the signature names none
+    message = (
+        f"p0: no start values given, 1 is used for {', '.join(names)}; a good start decides what a fit finds"
+    )
+    warnings.warn(message, FitWarning, stacklevel=4)
+    return np.ones(len(names)), names, order
+
+
+def _from_names(
+    start: Mapping[str, float], function: Callable[..., Any], order: str | None
+) -> tuple[np.ndarray, tuple[str, ...], str]:
+    given = tuple(start)
+    if order is not None:
+        return _finite_vector(list(start.values())), given, order
+    names, order = call_signature(function, len(given))
+    names = names or given
+    if set(names) != set(given):
+        raise ValueError(f"p0: got names {given}; the model has {names}")
+    return _finite_vector([start[name] for name in names]), names, order
+
+
+def _finite_vector(values: Any) -> np.ndarray:
+    try:
+        theta = np.array([float(value) for value in values])
+    except TypeError as error:
+        raise TypeError(f"p0: got {values!r}; a sequence of numbers is expected") from error
+    if theta.size == 0 or not np.isfinite(theta).all():
+        raise ValueError(f"p0: got {theta.tolist()}; at least one value, all finite, is expected")
+    return theta
+
+
+def _numbered(n: int) -> tuple[str, ...]:
+    return tuple(f"p{i}" for i in range(n))
+
+
+def call_signature(function: Callable[..., Any], n_params: int | None) -> tuple[tuple[str, ...] | None, str]:
+    """Read from the signature of f(x, ...) the parameter names and how they are passed.
+
+    Parameters
+    ----------
+    function : callable
+    n_params : int or None
+        Number of start values, None when not known.
+
+    Returns
+    -------
+    names : tuple of str, or None
+        None when the signature does not name them (``*params``, ``theta``, no signature).
+    order : {"params", "theta", "either"}
+        "either" when only a trial call can tell.
+
+    Raises
+    ------
+    ValueError
+        If the number of start values does not fit the signature, or neither tells the number of parameters.
+
+    Examples
+    --------
+    >>> call_signature(lambda x, a, b: a + b * x, 2)
+    (('a', 'b'), 'params')
+    >>> call_signature(lambda X, theta: X @ theta, 3)
+    (None, 'theta')
+    """
+    arguments, variadic = _positional_arguments(function)
+    if arguments is None or variadic:
+        if n_params is None:
+            raise ValueError("p0: the signature of the model does not tell the number of parameters; give p0")
+        return None, "params" if variadic else "either"
+    names = tuple(argument.name for argument in arguments[1:])
+    if n_params is None:
+        if names in (("theta",), ("params",)):
+            raise ValueError(
+                f"p0: the model takes all parameters as one vector {names[0]!r}; give p0 to tell how many"
+            )
+        return names, "params"
+    required = sum(argument.default is inspect.Parameter.empty for argument in arguments[1:])
+    if len(names) == 1 and names[0] == "theta":
+        return None, "theta"
+    if len(names) == 1 and n_params == 1:
+        return names, "either"
+    if required <= n_params <= len(names):
+        return names[:n_params], "params"
+    if len(names) == 1 or required == 1:
+        return None, "theta"
+    raise ValueError(f"p0: got {n_params} values, but the model takes {len(names)} parameters {names}")
+
+
+def _positional_arguments(function: Callable[..., Any]) -> tuple[list[inspect.Parameter] | None, bool]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):  # builtins and compiled callables have none
+        return None, False
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)], variadic
