@@ -123,11 +123,8 @@ class LevenbergMarquardt:
         if not (step.valid and step.predicted_reduction > 0):
             return self._rejected(problem, state, step, float("nan"), False)
         evaluated = state.jacobian.nfev
-        correction = (
-            accelerated(state.lin, state.jacobian, step)
-            if accelerates(self.damping, state.jacobian)
-            else None
-        )
+        corrects = accelerates(self.damping, state.jacobian)
+        correction = accelerated(state.lin, state.jacobian, step) if corrects else None
         theta = state.theta + (step.p if correction is None else correction).to(state.theta)
         trial = problem.cost(theta)
         state = replace(state, nfev=state.nfev + 1 + state.jacobian.nfev - evaluated)

@@ -62,9 +62,7 @@ class ScipyBackend:
 
 
 def _triangle(matrix: Array) -> Array:
-    k = matrix.shape[1]
+    rows, k = matrix.shape
     factored = lapack.dgeqrf(matrix, lwork=max(1, BLOCK_COLUMNS * k))[0]
-    triangle = np.zeros((k, k))
-    rows = min(factored.shape)
-    triangle[:rows] = np.triu(factored[:rows])
-    return triangle
+    triangle = np.triu(factored[:k])
+    return triangle if rows >= k else np.concatenate((triangle, np.zeros((k - rows, k))))
