@@ -1,0 +1,392 @@
+"""J at one point: products, curvature, kept or not, repair, what is counted."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import CPU, central_differences, module_model, numpy_model, problem_of, torch_model, values_of
+
+from lmfit_gpu.differences import Differences
+from lmfit_gpu.jacobian import Derivatives
+from lmfit_gpu.models import ResidualOf
+
+N = 45
+X1 = np.linspace(0.1, 2.0, N)
+Y = np.cos(X1)
+THETA = torch.tensor([1.3, 0.7], dtype=torch.float64)
+KEPT = [pytest.param(True, id="kept"), pytest.param(False, id="not-kept")]
+
+
+@pytest.fixture(params=KEPT)
+def kept(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr("lmfit_gpu.jacobian.KEEP_BYTES", 0)
+    return request.param
+
+
+def decay(library):
+    return lambda x, a, b: a * library.exp(-b * x)
+
+
+def decay_jacobian():
+    return np.stack([np.exp(-0.7 * X1), -1.3 * X1 * np.exp(-0.7 * X1)], 1)
+
+
+def network():
+    torch.manual_seed(2)
+    return module_model(torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)))
+
+
+def both_outputs(library):
+    return lambda x, a, b: library.stack([a * library.exp(-b * x), a * b * x], 1)
+
+
+MODELS = {
+    "torch": (lambda: torch_model(decay(torch)), "autograd", False),
+    "numpy": (lambda: numpy_model(decay(np)), "3-point", False),
+    "numpy-cs": (lambda: numpy_model(decay(np)), "cs", False),
+    "torch-3-point": (lambda: torch_model(decay(torch)), "3-point", False),
+    "two-outputs": (lambda: torch_model(both_outputs(torch)), "autograd", True),
+    "two-outputs-numpy": (lambda: numpy_model(both_outputs(np)), "3-point", True),
+    "coupled": (
+        lambda: torch_model(lambda x, a, b: torch.cumsum(a * torch.exp(-b * x), 0)),
+        "autograd",
+        False,
+    ),
+    "coupled-numpy": (lambda: numpy_model(lambda x, a, b: np.cumsum(a * np.exp(-b * x))), "3-point", False),
+    "network": (network, "autograd", False),
+}
+
+
+def made(name, **options):
+    """Return (Jacobian, dense J (m, n), r (m,)) of a named model."""
+    make, jac, two = MODELS[name]
+    model = make()
+    theta = model.theta.clone() if name == "network" else THETA
+    X = torch.tensor(X1[:, None] if name == "network" else X1)
+    y = np.stack([Y, -Y], 1) if two else Y
+    problem = problem_of(model, X, y, theta, **options)
+    f = values_of(model, X)
+    J = central_differences(f, theta)
+    return Derivatives.choose(problem, jac, theta).at(theta), J, f(theta) - y.ravel()
+
+
+OPTIONS = [
+    pytest.param({}, id="one-block"),
+    pytest.param({"chunk_rows": 16}, id="blocks-of-16"),
+    pytest.param({"chunk_rows": 16, "devices": [CPU, CPU]}, id="two-devices"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_products_are_those_of_the_dense_matrix(name, options, kept, rng):
+    jacobian, J, r = made(name, **options)
+    u, v = rng.normal(size=J.shape[0]), rng.normal(size=J.shape[1])
+    tolerance = {"atol": 1e-7 * np.abs(J).max() * math.sqrt(N), "rtol": 0}
+    assert jacobian.keeps is kept
+    for _ in range(2):  # before anything is kept, and after
+        np.testing.assert_allclose(jacobian.matvec(torch.tensor(v)), J @ v, **tolerance)
+        product = jacobian.rmatvec(torch.tensor(u))
+        assert product.dtype is torch.float64
+        np.testing.assert_allclose(product, J.T @ u, **tolerance)
+        np.testing.assert_allclose(torch.cat([part for _, part in jacobian.blocks()]), J, **tolerance)
+        np.testing.assert_allclose(torch.cat([part for part, _ in jacobian.blocks()]), r, atol=1e-12)
+        gram = jacobian.reduce(lambda columns: columns @ columns.T, torch.add)
+        whole = np.column_stack([J, r])
+        np.testing.assert_allclose(gram, whole.T @ whole, atol=1e-6 * np.abs(whole.T @ whole).max())
+    jacobian.problem.close()
+
+
+def test_blocks_of_one_row(kept):
+    jacobian, J, _ = made("torch", chunk_rows=1)
+    np.testing.assert_allclose(torch.cat([part for _, part in jacobian.blocks()]), J, atol=1e-9)
+    np.testing.assert_allclose(jacobian.matvec(THETA), J @ THETA.numpy(), atol=1e-9)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
+def test_curvature_of_a_quadratic(library, options, kept):
+    """f = a² x + a b x²: r_vv = 2 v_a² x + 2 v_a v_b x², exactly, whatever the step."""
+    model = (numpy_model if library is np else torch_model)(lambda x, a, b: a * a * x + a * b * x * x)
+    problem = problem_of(model, X1, Y, THETA, **options)
+    jacobian = Derivatives.choose(problem, "auto" if library is torch else "3-point", THETA).at(THETA)
+    v = torch.tensor([0.3, -0.4], dtype=torch.float64)
+    J = np.stack([2 * 1.3 * X1 + 0.7 * X1**2, 1.3 * X1**2], 1)
+    expected = J.T @ (2 * 0.09 * X1 - 2 * 0.12 * X1**2)
+    for _ in range(2):
+        np.testing.assert_allclose(jacobian.curvature(v), expected, rtol=1e-7)
+        list(jacobian.blocks())
+    problem.close()
+
+
+def test_curvature_of_a_smooth_model(kept):
+    """Truncation is h²/12 of the fourth derivative: a short step has a part in 1e4."""
+    jacobian, J, _ = made("torch", chunk_rows=16)
+    v = np.array([0.1, -0.1])
+    e = np.exp(-0.7 * X1)
+    r_vv = 2 * v[0] * v[1] * (-X1 * e) + v[1] ** 2 * 1.3 * X1**2 * e
+    np.testing.assert_allclose(jacobian.curvature(torch.tensor(v)), J.T @ r_vv, rtol=1e-4)
+
+
+def test_products_follow_the_chosen_derivatives(kept):
+    """jac='3-point' is the remedy for a model torch cannot differentiate: products must not ask torch."""
+    model = torch_model(
+        lambda x, a, b: torch.from_numpy(a.detach().numpy() * np.exp(-b.detach().numpy() * x.numpy()))
+    )
+    problem = problem_of(model, X1, Y, THETA)
+    jacobian = Derivatives.choose(problem, "3-point", THETA).at(THETA)
+    v, u = torch.tensor([1.0, -2.0], dtype=torch.float64), torch.ones(N, dtype=torch.float64)
+    np.testing.assert_allclose(jacobian.matvec(v), decay_jacobian() @ v.numpy(), rtol=1e-7)
+    np.testing.assert_allclose(jacobian.rmatvec(u), decay_jacobian().sum(0), rtol=1e-7)
+
+
+def test_products_follow_the_jacobian_of_the_user(kept):
+    """Twice the true J, so that it can be told from autograd."""
+    problem = problem_of(torch_model(decay(torch)), X1, Y, THETA)
+    jac = lambda x, a, b: 2 * torch.stack([torch.exp(-b * x), -a * x * torch.exp(-b * x)], 1)  # noqa: E731
+    jacobian = Derivatives.choose(problem, jac, THETA).at(THETA)
+    u = torch.ones(N, dtype=torch.float64)
+    np.testing.assert_allclose(jacobian.rmatvec(u), 2 * decay_jacobian().sum(0), rtol=1e-12)
+    np.testing.assert_allclose(jacobian.matvec(THETA), 2 * decay_jacobian() @ THETA.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["torch", "network"])
+def test_devices_do_not_change_a_bit(name, kept, rng):
+    u = torch.tensor(rng.normal(size=N))
+    results = []
+    for devices in ([CPU], [CPU, CPU], [CPU] * 3):
+        jacobian, J, _ = made(name, chunk_rows=16, devices=devices)
+        v = torch.ones(J.shape[1], dtype=torch.float64)
+        for _ in range(3):
+            parts = jacobian.matvec(v), jacobian.rmatvec(u), jacobian.curvature(v)
+            results.append((*parts, jacobian.reduce(lambda c: c @ c.T, torch.add)))
+        jacobian.problem.close()
+    for one, other in zip(results[0], results[3], strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(results[0], results[6], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_blocks_do_not_change_a_bit_of_a_product(rng):
+    """rows.py: the same rounding whatever the size of the blocks."""
+    x = np.linspace(0, 2, 9 * 4096 + 5)
+    u = torch.tensor(rng.normal(size=x.size))
+    products = []
+    for chunk_rows in (4096, 8192, 16384):
+        problem = problem_of(torch_model(decay(torch)), x, x, THETA, chunk_rows=chunk_rows)
+        jacobian = Derivatives.choose(problem, "autograd", THETA).at(THETA)
+        products.append(jacobian.rmatvec(u))
+    assert torch.equal(products[0], products[1])
+    assert torch.equal(products[0], products[2])
+
+
+def test_large_jacobians_are_not_kept(monkeypatch):
+    jacobian, _, _ = made("torch")
+    assert jacobian.keeps
+    monkeypatch.setattr("lmfit_gpu.jacobian.KEEP_BYTES", 8 * N * 3 - 1)
+    jacobian, _, _ = made("torch")
+    assert not jacobian.keeps
+    list(jacobian.blocks())
+    assert jacobian._kept == {}
+
+
+# --- repair -----------------------------------------------------------------------------------------------
+
+
+def naive_power(x, a, c):
+    """a xᶜ by its logarithm: at x = 0 the value is 0, the derivative by c is 0 · −∞."""
+    return a * torch.exp(c * torch.log(x))
+
+
+def power_jacobian(x):
+    """∂/∂a, ∂/∂c of 1.3 x^0.7."""
+    log = np.log(np.where(x > 0, x, 1.0))
+    return np.stack([x**0.7, 1.3 * x**0.7 * log], 1)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_power_at_zero_is_repaired(options, kept):
+    x = np.linspace(0.0, 2.0, N)
+    problem = problem_of(torch_model(naive_power), x, Y, THETA, **options)
+    broken = Derivatives.choose(problem, "autograd", THETA).at(THETA)
+    assert broken.first_non_finite() == (0, 1)
+    fixed = broken.repaired()
+    J = torch.cat([J for _, J in fixed.blocks()])
+    np.testing.assert_allclose(J, power_jacobian(x), rtol=1e-12, atol=1e-12)
+    assert fixed.first_non_finite() is None
+    u = torch.ones(N, dtype=torch.float64)
+    np.testing.assert_allclose(fixed.rmatvec(u), power_jacobian(x).sum(0), rtol=1e-10)
+    np.testing.assert_allclose(fixed.matvec(THETA), power_jacobian(x) @ THETA.numpy(), rtol=1e-10, atol=1e-12)
+    assert fixed.n_repaired >= 1
+    problem.close()
+
+
+def test_an_entry_is_counted_as_repaired_once(kept):
+    x = np.linspace(0.0, 2.0, N)
+    fixed = (
+        Derivatives.choose(problem_of(torch_model(naive_power), x, Y, THETA), "autograd", THETA)
+        .at(THETA)
+        .repaired()
+    )
+    for _ in range(3):
+        list(fixed.blocks())
+    assert fixed.n_repaired == 1
+
+
+def deviance_residual(prediction, target):
+    """Signed root of the Poisson deviance; 0 · ∞ where the prediction meets the target."""
+    half = target * torch.log(target / prediction) - (target - prediction)
+    return torch.sign(prediction - target) * torch.sqrt(2 * torch.clamp(half, min=0.0))
+
+
+def test_the_root_of_a_deviance_at_zero_is_repaired():
+    """r ≈ (μ − y)/√y: smooth, with derivative 1/√y · ∂μ."""
+    y = np.array([4.0, 9.0, 2.5, 7.0])
+    x = np.array([4.0, 8.0, 3.0, 6.0])  # the first row is met exactly at a = 1
+    model = ResidualOf(torch_model(lambda x, a: a * x), deviance_residual)
+    theta = torch.ones(1, dtype=torch.float64)
+    jacobian = Derivatives.choose(problem_of(model, x, y, theta), "autograd", theta).at(theta)
+    assert jacobian.first_non_finite() == (0, 0)
+    ((_, J),) = jacobian.repaired().blocks()
+    assert float(J[0, 0]) == pytest.approx(4 / math.sqrt(4), rel=1e-2)
+    r = [
+        math.copysign(math.sqrt(2 * (b * math.log(b / a) - b + a)), a - b)
+        for a, b in zip(x[1:], y[1:], strict=True)
+    ]
+    np.testing.assert_allclose(
+        J[1:, 0], [(1 - b / a) * a / d for a, b, d in zip(x[1:], y[1:], r, strict=True)], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("two_outputs", [False, True])
+@pytest.mark.parametrize("chunk_rows", [4, 7, 64])
+def test_the_first_non_finite_entry(chunk_rows, two_outputs):
+    """Row 11 and parameter 1, in any block."""
+    x = X1.copy()
+    x[11] = 0.0
+
+    def function(x, a, c):
+        bad = naive_power(x, a, c)
+        return torch.stack([a * x + 0 * c, bad], 1) if two_outputs else bad
+
+    y = np.stack([Y, Y], 1) if two_outputs else Y
+    problem = problem_of(torch_model(function), x, y, THETA, chunk_rows=chunk_rows)
+    assert Derivatives.choose(problem, "autograd", THETA).at(THETA).first_non_finite() == (11, 1)
+
+
+def test_all_finite():
+    assert made("torch")[0].first_non_finite() is None
+
+
+# --- what is counted --------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Counts the rows a model is called with."""
+
+    def __init__(self, library):
+        self.rows = 0
+        self.function = decay(library)
+
+    def __call__(self, x, a, b):
+        self.rows += len(x)
+        return self.function(x, a, b)
+
+
+def counted(library, jac, **options):
+    model = Counted(library)
+    problem = problem_of((numpy_model if library is np else torch_model)(model), X1, Y, THETA, **options)
+    derivatives = Derivatives.choose(problem, jac, THETA)
+    model.rows = 0
+    return model, derivatives
+
+
+SUM = (lambda columns: columns.sum(), torch.add)
+COUNTED = [(np, "2-point"), (np, "3-point"), (np, "cs"), (torch, "autograd")]
+
+
+@pytest.mark.parametrize(("library", "jac"), COUNTED)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_linearising_counts_what_it_calls(library, jac, options, kept):
+    model, derivatives = counted(library, jac, **options)
+    jacobian = derivatives.at(THETA)
+    for _ in range(2):
+        jacobian.reduce(*SUM)
+        assert jacobian.nfev * N == model.rows
+    derivatives.problem.close()
+
+
+@pytest.mark.parametrize(("library", "jac"), COUNTED)
+def test_curvature_counts_what_it_calls(library, jac, kept):
+    model, derivatives = counted(library, jac, chunk_rows=16)
+    jacobian = derivatives.at(THETA)
+    jacobian.reduce(*SUM)
+    jacobian.curvature(THETA)
+    assert jacobian.nfev * N == model.rows
+
+
+@pytest.mark.parametrize(("library", "jac"), COUNTED)
+def test_products_count_what_they_call(library, jac, kept):
+    model, derivatives = counted(library, jac, chunk_rows=16)
+    jacobian = derivatives.at(THETA)
+    jacobian.rmatvec(torch.ones(N, dtype=torch.float64))
+    jacobian.matvec(THETA)
+    assert jacobian.nfev * N == model.rows
+
+
+def test_a_kept_jacobian_calls_nothing_more():
+    model, derivatives = counted(np, "3-point")
+    jacobian = derivatives.at(THETA)
+    jacobian.reduce(*SUM)
+    before = model.rows
+    jacobian.reduce(*SUM)
+    jacobian.matvec(THETA)
+    jacobian.rmatvec(torch.ones(N, dtype=torch.float64))
+    list(jacobian.blocks())
+    assert model.rows == before
+
+
+def test_nothing_is_computed_until_asked():
+    model, derivatives = counted(np, "3-point")
+    derivatives.at(THETA)
+    assert model.rows == 0
+
+
+# --- derivatives ------------------------------------------------------------------------------------------
+
+
+def test_differences_are_refined_to_three_points():
+    _, derivatives = counted(np, "auto")
+    finer = derivatives.refined()
+    assert derivatives.name == "2-point"
+    assert finer.name == "3-point"
+    assert finer.refined() is None
+    ((_, J),) = finer.at(THETA).blocks()
+    np.testing.assert_allclose(J, decay_jacobian(), rtol=1e-8)
+
+
+@pytest.mark.parametrize(("library", "jac"), [*COUNTED])
+def test_what_was_asked_for_is_not_refined(library, jac):
+    assert counted(library, jac)[1].refined() is None
+
+
+def test_adapted_steps_serve_both_schemes():
+    _, derivatives = counted(np, "auto")
+    moved = derivatives.adapted(1e3 * THETA, 1e3, 1.0, torch.ones(2, dtype=torch.float64))
+    for old, new in ((derivatives.route, moved.route), (derivatives.finer, moved.finer)):
+        assert isinstance(new, Differences)
+        assert (new.steps > 10 * old.steps).all()
+    _, exact = counted(torch, "autograd")
+    assert exact.adapted(THETA, 1.0, 1.0, torch.ones(2)).route is exact.route
+
+
+def test_relative_error_of_exact_derivatives_is_zero():
+    assert counted(torch, "autograd")[1].relative_error(torch.ones(2), 1.0) == 0.0
+    assert 0 < counted(np, "2-point")[1].relative_error(torch.ones(2), 1.0) < 1e-6
+
+
+def test_acceleration_is_for_small_or_differentiable_problems(kept):
+    assert made("torch")[0].can_accelerate
+    assert made("numpy")[0].can_accelerate is kept
