@@ -19,20 +19,43 @@ A route is used only after it has reproduced :math:`J^T u`, computed by one ordi
 probe block (:func:`choose_route`).
 """
 
-from collections.abc import Callable
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch.autograd import forward_ad
 from torch.func import grad_and_value, jacrev, jvp, vmap
 
-from lmfit_gpu.models import CALL_ERRORS, TorchFunction
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.models import CALL_ERRORS, TorchFunction, gradient_is_whole
+from lmfit_gpu.problem import Block, LeastSquaresProblem, nearby
 
 __all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
 
 FORWARD_BATCH = 32  # tangents pushed together through the model: bounds memory at 32 times one evaluation
 PROBE_RTOL = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
+
+
+FORWARD_MODE = threading.Lock()  # torch keeps the level of forward mode per process, not per thread
+
+
+@functools.cache
+def _load_forward_formulas() -> None:
+    """Make torch compile its forward formulas now: the first use warns of torch.jit's deprecation (torch 2.13)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jvp(torch.tanh, (torch.zeros(1),), (torch.ones(1),))
+
+
+@contextmanager
+def forward_mode() -> Iterator[None]:
+    """Hold forward mode for one thread."""
+    with FORWARD_MODE:
+        _load_forward_formulas()
+        yield
 
 
 class Route(Protocol):
@@ -123,7 +146,8 @@ class Forward:
         unit = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
         for start in range(0, theta.numel(), FORWARD_BATCH):
             part = slice(start, start + FORWARD_BATCH)
-            columns[part], values = vmap(directional, out_dims=(0, None))(unit[part])
+            with forward_mode():
+                columns[part], values = vmap(directional, out_dims=(0, None))(unit[part])
         return values
 
     def passes(self, n_params: int) -> int:
@@ -142,7 +166,7 @@ class Dual:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         unit = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
         for j, tangent in enumerate(unit):
-            with forward_ad.dual_level():
+            with forward_mode(), forward_ad.dual_level():
                 dual = problem.values(forward_ad.make_dual(theta, tangent), block)
                 values, derivative = forward_ad.unpack_dual(dual)
                 columns[j] = 0.0 if derivative is None else derivative
@@ -189,7 +213,8 @@ def jacobian_vector(
 ) -> torch.Tensor:
     """Return Jv (c,) of a block by one forward-mode pass, or by two backward passes without forward formulas."""
     try:
-        return jvp(lambda t: problem.values(t, block), (theta,), (v,))[1]
+        with forward_mode():
+            return jvp(lambda t: problem.values(t, block), (theta,), (v,))[1]
     except CALL_ERRORS:
         leaf = theta.clone().requires_grad_()
         values = problem.values(leaf, block)
@@ -217,27 +242,42 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
         If no route works: the model is then not differentiable by torch; the message offers ``jac="3-point"``.
     """
     probe = problem.probe()
-    generator = torch.Generator().manual_seed(0)
+    points = [theta, nearby(theta)]
     try:
         with torch.no_grad():
-            c = problem.values(theta, probe).numel()
-        u = torch.rand(c, generator=generator, dtype=torch.float64).add_(0.5).to(theta)
-        expected = vector_jacobian(problem, theta, probe, u)
+            expected_values = [problem.values(point, probe) for point in points]
+        u = torch.linspace(0.5, 1.5, expected_values[0].numel(), dtype=torch.float64).to(theta)
+        expected = [vector_jacobian(problem, point, probe, u) for point in points]
+        whole = gradient_is_whole(lambda t, x, y: problem.values(t, probe), theta, probe.x, probe.y)
     except CALL_ERRORS as error:
         raise ValueError(
             f"model: torch cannot differentiate it ({error}); use jac='3-point' for finite differences"
         ) from error
-    columns = theta.new_empty(theta.numel(), c)
-    for route in _candidates(problem, c):
-        try:
-            route(problem, theta, probe, columns)
-        except CALL_ERRORS:
-            continue
-        if _reproduces(columns, u, expected):
+    if not whole:
+        raise ValueError(
+            "model: its gradient by autograd is not the derivative of its values (a parameter leaves the graph: "
+            "detach, item, float, or rounding); use jac='3-point' for finite differences"
+        )
+    columns = theta.new_empty(theta.numel(), expected_values[0].numel())
+    for route in _candidates(problem, columns.shape[1]):
+        for point, values, product in zip(points, expected_values, expected, strict=True):
+            try:
+                found = route(problem, point, probe, columns)
+            except CALL_ERRORS:
+                break
+            if not (_reproduces(columns, u, product) and _same_values(found, values)):
+                break
+        else:
             return route
     raise ValueError(
         "model: no route of automatic differentiation reproduces its gradient; use jac='3-point'"
     )
+
+
+def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    rtol = PROBE_RTOL.get(found.dtype, 0.2)
+    scale = float(torch.nan_to_num(expected.abs(), nan=0.0, posinf=0.0).max())
+    return torch.allclose(found, expected, rtol=rtol, atol=rtol * scale, equal_nan=True)
 
 
 def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:

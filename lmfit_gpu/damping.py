@@ -98,6 +98,13 @@ class TrustRegion:
     accelerate: str | bool = "auto"
     attempts = None
 
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        if self.radius is not None and not self.radius > 0:
+            raise ValueError(f"radius: got {self.radius!r}; a positive number or None is expected")
+        if not self.grow > 1:
+            raise ValueError(f"grow: got {self.grow!r}; a number > 1 is expected")
+
     def start(self, lin: Linearization, theta: torch.Tensor) -> Region:
         """Return the first region."""
         if self.radius is not None:
@@ -137,8 +144,11 @@ def _secular(lin: Linearization, radius: float, guess: float) -> float:
         if not low < damping < high:
             damping = max(1e-3 * high, (low * high) ** 0.5)
         norm, slope = lin.scaled_norm(damping)
+        if not np.isfinite(norm):  # the factorisation failed: a larger λ
+            low, damping = damping, 0.0
+            continue
         excess = norm - radius
-        if abs(excess) <= RADIUS_WITHIN * radius or not np.isfinite(norm) or slope == 0:
+        if abs(excess) <= RADIUS_WITHIN * radius or slope == 0:
             break
         low, high = (damping, high) if excess > 0 else (low, damping)
         damping -= norm / radius * excess / slope
@@ -207,6 +217,14 @@ class MarquardtDamping:
     attempts: int | None = None
     scaling: Any = "jacobian"
     accelerate: str | bool = False
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        if not (self.start_damping > 0 and self.up > 1 and 0 < self.down < 1):
+            raise ValueError(
+                f"MarquardtDamping: got start_damping={self.start_damping!r}, up={self.up!r}, down={self.down!r}; "
+                "start_damping > 0, up > 1 and 0 < down < 1 are expected"
+            )
 
     def start(self, lin: Linearization, theta: torch.Tensor) -> Lambda:
         """Return the first λ."""

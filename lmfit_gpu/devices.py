@@ -4,7 +4,7 @@ The *model component* of a fit is a list of torch devices; blocks of rows are de
 The list may name one device several times: ``["cpu", "cpu"]`` runs two workers, each with its own replica.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -53,6 +53,8 @@ def resolve_devices(
     """
     if isinstance(devices, str) and devices == "auto":
         return (default,)
+    if not isinstance(devices, (str, torch.device, Iterable)):
+        raise ValueError(f"devices: got {devices!r}; 'auto', a torch device or a list of them is expected")
     listed = [devices] if isinstance(devices, (str, torch.device)) else list(devices)
     if not listed:
         raise ValueError("devices: got an empty list; give at least one torch device or 'auto'")

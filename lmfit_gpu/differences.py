@@ -34,8 +34,12 @@ __all__ = ["Differences", "start_differences"]
 NOISE = 1e-6
 MATTERS = 1e-2
 COMPLEX_STEP = 1e-20
+COMPLEX_RTOL = (
+    0.05  # against 3-point differences, whose steps may be long: a model that is not analytic is off by all
+)
 ORDER = {"2-point": 1 / 2, "3-point": 1 / 3}  # step relative to |θ_j|: ε to this power
 TOGETHER_BYTES = 64 * 2**20  # values of perturbed parameters held at once
+FORWARD_BATCH = 32  # and never more points at once: a network's inner layers hold more than its output
 SEARCH_FACTOR = 1e3  # a probe step that shows nothing, or leaves the domain, is changed by this
 SEARCH_TRIES = 6
 
@@ -76,7 +80,7 @@ class Differences:
         with torch.no_grad():
             values = problem.values(theta, block)
             steps = self.steps.to(theta)
-            batch = max(1, TOGETHER_BYTES // (8 * max(values.numel(), 1)))
+            batch = min(FORWARD_BATCH, max(1, TOGETHER_BYTES // (8 * max(values.numel(), 1))))
             for start in range(0, theta.numel(), batch):
                 part = slice(start, min(start + batch, theta.numel()))
                 self._fill(problem, theta, block, steps, part, values, columns[part])
@@ -104,15 +108,19 @@ class Differences:
         if self.scheme == "2-point":
             torch.sub(up, values, out=columns)
             columns /= width
-            return
+            if bool(torch.isfinite(columns.sum())):
+                return
         lower = theta - moves
         down = self._evaluate(problem, lower, block)
         below = (theta - lower).sum(1)[:, None]
-        torch.sub(up, down, out=columns)
-        columns /= width + below
-        if not bool(torch.isfinite(columns.sum())):  # one side may be outside the model's domain
-            one_sided = torch.where(torch.isfinite(up), (up - values) / width, (values - down) / below)
-            columns.copy_(torch.where(torch.isfinite(columns), columns, one_sided))
+        if self.scheme == "3-point":
+            torch.sub(up, down, out=columns)
+            columns /= width + below
+            if bool(torch.isfinite(columns.sum())):
+                return
+        # One side is outside the model's domain: differences of the other.
+        one_sided = torch.where(torch.isfinite(up), (up - values) / width, (values - down) / below)
+        columns.copy_(torch.where(torch.isfinite(columns), columns, one_sided))
 
     def _evaluate(self, problem: LeastSquaresProblem, thetas: torch.Tensor, block: Block) -> torch.Tensor:
         if self.together:
@@ -205,19 +213,28 @@ def _visible_step(
     """Return a step of parameter j that changes the probe's values and stays in the domain, and ‖ΔJ_j‖."""
     epsilon = torch.finfo(theta.dtype).eps
     noise = epsilon * float(torch.linalg.vector_norm(values))
-    best = step
-    for _ in range(SEARCH_TRIES):
+    smallest = epsilon * float(theta[j].abs())
+
+    def slope(signed: float) -> tuple[float, float]:
         moved = theta.clone()
-        moved[j] += step
-        taken = float(moved[j] - theta[j])
-        change = float(torch.linalg.vector_norm(problem.values(moved, probe) - values))
-        if change > noise and change < float("inf"):
+        moved[j] += signed
+        taken = abs(float(moved[j] - theta[j]))
+        return taken, float(torch.linalg.vector_norm(problem.values(moved, probe) - values))
+
+    first = step
+    for _ in range(SEARCH_TRIES):
+        taken, change = slope(step)
+        if not change < float("inf"):
+            taken, change = slope(-step)  # theta may lie on the edge of the model's domain
+        if noise < change < float("inf"):
             return step, change / taken
         if change <= noise:
-            best, step = step, step * SEARCH_FACTOR
-        else:  # not finite: outside the domain
+            step = max(step * SEARCH_FACTOR, epsilon ** (1 / 3))  # 1e-30 is zero beside a model of size 1
+        else:
             step /= SEARCH_FACTOR
-    return best, 0.0
+        if step <= smallest:
+            break
+    return first, 0.0
 
 
 def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> bool:
@@ -251,6 +268,6 @@ def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, pro
             failure = error
             continue
         size = torch.linalg.vector_norm(expected, dim=1, keepdim=True)
-        if bool(torch.all((columns - expected).abs() <= 1e-3 * size + rounding)):
+        if bool(torch.all((columns - expected).abs() <= COMPLEX_RTOL * size + rounding)):
             return scheme
     raise ValueError(f"jac='cs': the complex step does not work for this model: {failure}; use '3-point'")

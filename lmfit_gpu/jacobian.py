@@ -15,7 +15,7 @@ import torch
 
 from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, vector_jacobian
 from lmfit_gpu.differences import Differences, start_differences
-from lmfit_gpu.models import Model, NumpyFunction, TorchFunction
+from lmfit_gpu.models import CALL_ERRORS, NumpyFunction, TorchFunction
 from lmfit_gpu.problem import Block, LeastSquaresProblem
 from lmfit_gpu.rows import PairwiseTree, leaf_slices
 
@@ -27,15 +27,35 @@ MANY_PARAMS = 1000  # beyond, a pass for the curvature costs more than the trial
 # rounding of the residuals with its inverse square. Transtrum et al. use 0.1.
 CURVATURE_STEP = {torch.float64: 0.02, torch.float32: 0.1}
 AUTOMATIC = "differences"
+JACOBIANS = ("auto", "autograd", AUTOMATIC, "2-point", "3-point", "cs")
 
 
 @dataclass(frozen=True)
 class UserJacobian:
     """A Jacobian function given by the user, called like the model; returns (c, n)."""
 
-    function: Callable[..., Any]
-    order: str
+    function: TorchFunction | NumpyFunction
     name = "user"
+
+    @classmethod
+    def choose(
+        cls, function: Callable[..., Any], problem: LeastSquaresProblem, theta: torch.Tensor
+    ) -> "UserJacobian":
+        """Find out by trying whether the function is written in numpy or in torch."""
+        order = getattr(problem.replicas[0], "order", None)
+        if order is None:
+            raise ValueError(
+                "jac: a Jacobian function needs a model function; this model is a module or has a residual"
+            )
+        probe = problem.probe()
+        in_numpy = NumpyFunction(function, (), order)
+        if probe.x.device.type == "cpu":
+            try:
+                in_numpy(theta, probe.x, probe.y)
+            except CALL_ERRORS:
+                return cls(TorchFunction(function, (), order))
+            return cls(in_numpy)
+        return cls(TorchFunction(function, (), order))
 
     def passes(self, n_params: int) -> int:
         """Return the number of forward evaluations."""
@@ -45,10 +65,9 @@ class UserJacobian:
         self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
     ) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
-        kind = TorchFunction if problem.differentiable else NumpyFunction
         with torch.no_grad():
             values = problem.values(theta, block)
-            jacobian = torch.as_tensor(kind(self.function, (), self.order)(theta, block.x, block.y))
+            jacobian = torch.as_tensor(self.function(theta, block.x, block.y))
         expected = (values.numel(), theta.numel())
         if jacobian.numel() != columns.numel() or jacobian.shape[-1] != expected[1]:
             raise ValueError(f"jac: returned shape {tuple(jacobian.shape)}; expected {expected}")
@@ -92,8 +111,10 @@ class Derivatives:
         ValueError
             For autograd of a numpy model, or a scheme that does not work for the model.
         """
+        if not callable(jac) and jac not in JACOBIANS:
+            raise ValueError(f"jac: got {jac!r}; allowed are {JACOBIANS} or a callable")
         if callable(jac):
-            return cls(problem, UserJacobian(jac, _order(problem.replicas[0])))
+            return cls(problem, UserJacobian.choose(jac, problem, theta))
         if jac == "auto":
             jac = "autograd" if problem.differentiable else AUTOMATIC
         if jac == AUTOMATIC:
@@ -106,6 +127,11 @@ class Derivatives:
                 "jac='autograd': the model is written in numpy; use 'auto', '2-point', '3-point' or 'cs'"
             )
         return cls(problem, choose_route(problem, theta))
+
+    @property
+    def is_autograd(self) -> bool:
+        """Whether J is by automatic differentiation (not by differences, not the user's)."""
+        return not isinstance(self.route, (Differences, UserJacobian))
 
     @property
     def name(self) -> str:
@@ -138,15 +164,6 @@ class Derivatives:
         return replace(self, route=route, finer=finer)
 
 
-def _order(model: Model) -> str:
-    order = getattr(model, "order", None)
-    if order is None:
-        raise ValueError(
-            "jac: a Jacobian function needs a model function; this model is a module or has a residual"
-        )
-    return order
-
-
 class Jacobian:
     """J and r at one point θ of a problem; computes nothing until asked.
 
@@ -161,7 +178,7 @@ class Jacobian:
         self.problem = derivatives.problem
         self.theta = theta
         self.nfev = 0
-        self.n_repaired = 0
+        self._broken: dict[int, int] = {}
         problem = self.problem
         item = torch.finfo(theta.dtype).bits // 8
         self.keeps = problem.n_residuals * (problem.n_params + 1) * item <= KEEP_BYTES
@@ -172,7 +189,12 @@ class Jacobian:
     def can_accelerate(self) -> bool:
         """Whether a second directional derivative costs less than a linearisation."""
         few = self.problem.n_params <= MANY_PARAMS
-        return few and (self.keeps or self.problem.differentiable)
+        return few and (self.keeps or self._by_autograd)
+
+    @property
+    def _by_autograd(self) -> bool:
+        """Whether products with J are those of autograd: not for differences, a user's J, or a repaired one."""
+        return self.derivatives.is_autograd and self._repairing is None
 
     def columns(self, block: Block) -> torch.Tensor:
         """Return [J r]ᵀ of a block, shape (n + 1, c)."""
@@ -219,9 +241,10 @@ class Jacobian:
 
     def matvec(self, v: torch.Tensor) -> torch.Tensor:
         """Return J v, shape (m,), on the first device."""
+        self._count_product()
 
         def product(block: Block) -> torch.Tensor:
-            if block.index in self._kept or not self.problem.differentiable:
+            if block.index in self._kept or not self._by_autograd:
                 return v.to(block.x.device, self.theta.dtype) @ self.columns(block)[:-1]
             theta = self.theta.to(block.x.device)
             return jacobian_vector(self.problem, theta, block, v.to(theta))
@@ -229,8 +252,13 @@ class Jacobian:
         return torch.cat([part.to(self.problem.device) for part in self.problem.map_blocks(product)])
 
     def rmatvec(self, u: torch.Tensor) -> torch.Tensor:
-        """Return Jᵀ u, shape (n,), in float64 on the first device."""
+        """Return Jᵀ u, shape (n,), in float64 on the first device (a kept J: by leaves, like every reduction)."""
+        self._count_product()
         return self._sum_rmatvec(lambda block: u[self._residuals(block)].to(block.x.device))
+
+    def _count_product(self) -> None:
+        if not self._kept:
+            self.nfev += 1 if self._by_autograd else self.derivatives.route.passes(self.problem.n_params)
 
     def curvature(self, v: torch.Tensor) -> torch.Tensor:
         """Return Jᵀ r_vv, shape (n,), where r_vv is the second derivative of r along v.
@@ -238,7 +266,8 @@ class Jacobian:
         r_vv ≈ (r(θ + hv) − 2 r(θ) + r(θ − hv)) / h²: two evaluations. Nested forward mode gives the same trials at
         five times the cost (NIST StRD, 54 runs).
         """
-        self.nfev += 2
+        passes = self.derivatives.route.passes(self.problem.n_params)
+        self.nfev += 2 if self._kept else 4 if self._by_autograd else 3 + passes
         h = CURVATURE_STEP[self.theta.dtype]
 
         def second(block: Block) -> torch.Tensor:
@@ -258,16 +287,21 @@ class Jacobian:
         return block.residual(self.problem.values(theta, block))
 
     def _sum_rmatvec(self, rows: Callable[[Block], torch.Tensor]) -> torch.Tensor:
-        def product(block: Block) -> torch.Tensor:
+        cut = self.problem.leaf_per_row
+
+        def products(block: Block) -> list[torch.Tensor]:
             u = rows(block)
-            if block.index in self._kept or not self.problem.differentiable:
-                return self.columns(block)[:-1].double() @ u.double()
+            if block.index in self._kept or not self._by_autograd:
+                columns = self.columns(block)[:-1]
+                parts = leaf_slices(columns.shape[1], cut)
+                return [columns[:, part].contiguous().double() @ u[part].double() for part in parts]
             theta = self.theta.to(block.x.device)
-            return vector_jacobian(self.problem, theta, block, u.to(theta.dtype)).double()
+            return [vector_jacobian(self.problem, theta, block, u.to(theta.dtype)).double()]
 
         tree = PairwiseTree(torch.add)
-        for part in self.problem.map_blocks(product):
-            tree.push(part.to(self.problem.device))
+        for parts in self.problem.map_blocks(products):
+            for part in parts:
+                tree.push(part.to(self.problem.device))
         return tree.result()
 
     def _residuals(self, block: Block) -> slice:
@@ -278,12 +312,17 @@ class Jacobian:
         """Return J with entries that automatic differentiation left non-finite taken by 3-point differences.
 
         The derivative of ``x**c`` at 0, or of ``sqrt`` of a deviance at 0, is NaN by the chain rule although
-        the model is smooth there.
+        the model is smooth there. Blocks with such entries cost 2n + 1 more evaluations (counted as a whole pass).
         """
         fixed = Jacobian(self.derivatives, self.theta)
-        fixed.nfev = self.nfev
+        fixed.nfev = self.nfev + 2 * self.problem.n_params + 1
         fixed._repairing = start_differences(self.problem, self.theta, "3-point")
         return fixed
+
+    @property
+    def n_repaired(self) -> int:
+        """Entries of J taken by differences so far."""
+        return sum(self._broken.values())
 
     def _repair(self, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> None:
         broken = ~torch.isfinite(columns)
@@ -292,7 +331,7 @@ class Jacobian:
         differences = torch.empty_like(columns)
         self._repairing(self.problem, theta, block, differences)
         columns[broken] = differences[broken]
-        self.n_repaired += int(broken.sum())
+        self._broken[block.index] = int(broken.sum())
 
     def first_non_finite(self) -> tuple[int, int] | None:
         """Return (row, parameter) of the first non-finite entry of J, or None."""

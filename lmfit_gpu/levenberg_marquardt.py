@@ -199,7 +199,7 @@ class LevenbergMarquardt:
         backend = self._backend(problem)
         jacobian = derivatives.at(theta)
         lin = linearize(jacobian, solver, backend)
-        if not lin.finite and problem.differentiable:
+        if not lin.finite and derivatives.is_autograd:
             jacobian = jacobian.repaired()
             lin = linearize(jacobian, solver, backend)
         scale = updated_scale(self.damping.scaling, lin, None if previous is None else previous.scale)

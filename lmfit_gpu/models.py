@@ -18,6 +18,7 @@ Whether a callable is written in numpy or in torch is found out by trying (:func
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ __all__ = [
     "ResidualOf",
     "TorchFunction",
     "adapt_callable",
+    "gradient_is_whole",
 ]
 
 # What user code may raise when it is tried in a form it was not written for.
@@ -47,6 +49,7 @@ CALL_ERRORS = (
     AssertionError,
 )
 
+GRADIENT_RTOL = 1e-2  # a parameter lost from the graph misses its whole share; kinks in a model, far less
 AGREE_RTOL = 1e-6  # numpy and torch forms of one function differ by rounding; std(ddof) by far more
 
 
@@ -107,7 +110,7 @@ class NumpyFunction:
 
     def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
         """Return the function's values; overflow and invalid operations are silent: the engine judges them."""
-        arrays = theta.numpy(), x.numpy(), None if y is None else y.numpy()
+        arrays = theta.numpy().copy(), _read_only(x), None if y is None else _read_only(y)
         with np.errstate(all="ignore"):
             values = np.asarray(_call(self.function, self.order, *arrays))
         if values.dtype == object or not np.issubdtype(values.dtype, np.number):
@@ -120,6 +123,13 @@ class NumpyFunction:
         if device.type != "cpu":
             raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {device}")
         return self
+
+
+def _read_only(tensor: torch.Tensor) -> np.ndarray:
+    """Return the user's data as an array that a model cannot overwrite."""
+    view = tensor.numpy().view()
+    view.flags.writeable = False
+    return view
 
 
 def _call(function: Callable[..., Any], order: str, theta: Any, x: Any, y: Any) -> Any:
@@ -211,10 +221,16 @@ class ResidualOf:
         if y is not None and prediction.shape != y.shape and prediction.numel() == y.numel():
             prediction = prediction.reshape(y.shape)  # (n, 1) against (n,) would broadcast to (n, n)
         if self.model.differentiable:
-            return self.function(prediction, y)
+            residual = self.function(prediction, y)
+            if not isinstance(residual, torch.Tensor):
+                raise TypeError(
+                    f"residual: returned {type(residual).__name__} for a model in torch; write it in torch operations"
+                )
+            return residual
         with np.errstate(all="ignore"):
-            target = None if y is None else y.numpy()
-            return torch.from_numpy(np.array(self.function(prediction.numpy(), target), dtype=np.float64))
+            values = np.asarray(self.function(prediction.numpy(), None if y is None else _read_only(y)))
+        kind = np.complex128 if np.iscomplexobj(values) else np.float64
+        return torch.from_numpy(np.array(values, dtype=kind))
 
     def replicate(self, device: torch.device) -> "ResidualOf":
         """Return the same function with a replica of its model."""
@@ -256,7 +272,9 @@ def adapt_callable(
         in_numpy, numpy_error = (None, None) if prefer_torch else _try_numpy(function, form, sample)
         in_torch, torch_error = _try_torch(function, form, sample)
         if in_torch is not None and (prefer_torch or numpy_error is not None or _agree(in_torch, in_numpy)):
-            return TorchFunction(function, names, form)
+            adapted = TorchFunction(function, names, form)
+            if in_numpy is None or gradient_is_whole(adapted, *sample):
+                return adapted
         if in_numpy is not None:
             return NumpyFunction(function, names, form)
         failures.append((numpy_error, torch_error))
@@ -271,10 +289,11 @@ def adapt_callable(
 
 
 def _try_numpy(function: Callable[..., Any], order: str, sample: tuple) -> tuple[np.ndarray | None, Any]:
-    theta, x, y = (None if t is None else t.cpu().numpy() for t in sample)
+    theta, x, y = sample
+    arrays = theta.cpu().numpy().copy(), _read_only(x.cpu()), None if y is None else _read_only(y.cpu())
     try:
         with np.errstate(all="ignore"):
-            values = np.asarray(_call(function, order, theta, x, y))
+            values = np.asarray(_call(function, order, *arrays))
     except CALL_ERRORS as error:
         return None, error
     if values.dtype == object or not np.issubdtype(values.dtype, np.number):
@@ -283,16 +302,49 @@ def _try_numpy(function: Callable[..., Any], order: str, sample: tuple) -> tuple
 
 
 def _try_torch(function: Callable[..., Any], order: str, sample: tuple) -> tuple[torch.Tensor | None, Any]:
+    """Return the values at theta, detached, when they depend on every parameter as autograd says."""
     theta, x, y = sample
+    leaf = theta.clone().requires_grad_()
     try:
-        values = _call(function, order, theta.clone().requires_grad_(), x, y)
-    except CALL_ERRORS as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # numpy functions on tensors warn, and will fail one day
+            values = _call(function, order, leaf, x, y)
+    except (*CALL_ERRORS, Warning) as error:
         return None, error
     if not isinstance(values, torch.Tensor):
         return None, f"returned {type(values).__name__}, not a tensor"
     if not values.requires_grad:
         return None, "the output is not connected to the parameters by torch operations"
     return values.detach(), None
+
+
+def gradient_is_whole(
+    function: Callable[..., torch.Tensor], theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None
+) -> bool:
+    """Return whether autograd's derivative along one direction is that of the values, by central differences.
+
+    It is not where a parameter leaves the graph: through ``float(b)``, ``math.exp(b)``, ``b.item()``, ``detach``.
+    Rows where either is not finite do not count.
+    """
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.rand(theta.shape, generator=generator, dtype=torch.float64).add_(0.5).to(theta)
+    direction = direction * torch.where(theta == 0, torch.ones_like(theta), theta.abs())
+    h = torch.finfo(theta.dtype).eps ** (1 / 3)
+    leaf = theta.clone().requires_grad_()
+    values = function(leaf, x, y).reshape(-1)
+    with torch.no_grad():
+        ahead, behind = (function(theta + sign * h * direction, x, y).reshape(-1) for sign in (1, -1))
+    difference = ((ahead - behind) / (2 * h)).double()
+    rounding = torch.finfo(theta.dtype).eps * values.detach().abs().double() / h
+    finite = torch.isfinite(difference) & torch.isfinite(rounding)
+    u = finite.to(theta) if bool(finite.all()) else torch.where(finite, 1.0, 0.0).to(theta)
+    (gradient,) = torch.autograd.grad(values, leaf, u, materialize_grads=True)
+    if not bool(torch.isfinite(gradient).all()):
+        return True  # judged where the derivative is finite; a broken one is repaired or refused later
+    along = float(gradient.double() @ direction.double())
+    measured = float(difference[finite].sum())
+    size = float(difference[finite].abs().sum()) + float((gradient.abs() * direction.abs()).sum())
+    return abs(along - measured) <= GRADIENT_RTOL * size + 10 * float(rounding[finite].sum())
 
 
 def _agree(in_torch: torch.Tensor, in_numpy: np.ndarray | None) -> bool:

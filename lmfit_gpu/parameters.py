@@ -132,13 +132,17 @@ def call_signature(function: Callable[..., Any], n_params: int | None) -> tuple[
         return None, "params" if variadic else "either"
     names = tuple(argument.name for argument in arguments[1:])
     if n_params is None:
+        if not names:
+            raise ValueError("model: its signature has no parameter after x")
         if names in (("theta",), ("params",)):
             raise ValueError(
                 f"p0: the model takes all parameters as one vector {names[0]!r}; give p0 to tell how many"
             )
         return names, "params"
+    if not names:
+        raise ValueError("model: its signature has no parameter after x")
     required = sum(argument.default is inspect.Parameter.empty for argument in arguments[1:])
-    if len(names) == 1 and names[0] == "theta":
+    if names[0] == "theta" and (len(names) == 1 or required == 1):
         return None, "theta"
     if len(names) == 1 and n_params == 1:
         return names, "either"

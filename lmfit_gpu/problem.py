@@ -8,6 +8,7 @@ Independent rows are evaluated block by block; coupled rows always all together.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +20,16 @@ import torch
 from lmfit_gpu.models import CALL_ERRORS, Model
 from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, chunk_slices, leaf_slices
 
-__all__ = ["Block", "LeastSquaresProblem"]
+__all__ = ["Block", "LeastSquaresProblem", "nearby"]
 
 BLOCK_BYTES = (
     8 * 2**20
 )  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
 PROBE_ROWS = 64
-ROW_RTOL = 1e-8  # a row alone and in a block differ by rounding (vector and scalar kernels), not by more
+EXTREME_FEATURES = 4  # features whose extreme rows take part in the row check
+# A row alone and among others differ by rounding (vector and scalar kernels), not by more.
+ROW_RTOL = {torch.float64: 1e-8, torch.float32: 1e-4}
+NEARBY = 0.1  # the second point of the row check: a tenth of the size of each parameter, or of 1
 IN_FLIGHT = 2  # blocks waiting per device: one is worked on while the next is ready
 
 
@@ -118,14 +122,17 @@ class LeastSquaresProblem:
                     [r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)]
                 )
 
-        return math.fsum(value for sums in self.map_blocks(leaf_sums) for value in sums.tolist())
+        try:
+            return math.fsum(value for sums in self.map_blocks(leaf_sums) for value in sums.tolist())
+        except (OverflowError, ValueError):  # the sum overflows, or holds both infinities
+            return math.inf
 
     @cached_property
     def target_norm(self) -> float:
         """Euclidean norm of y, 0 for residual callables: what rounding in a residual is measured by."""
         if self.is_residual or self.rows.y is None:
             return 0.0
-        return float(torch.linalg.vector_norm(self.rows.y, dtype=torch.float64))
+        return float(torch.linalg.vector_norm(self.rows.y.double()))
 
     @property
     def leaf_per_row(self) -> int:
@@ -160,9 +167,9 @@ class LeastSquaresProblem:
         n = self.rows.n_samples
         if self.coupled or n <= n_rows:
             return self._read(0, slice(0, n), 0)
-        spread = torch.linspace(0, n - 1, n_rows, dtype=torch.float64).long()
-        x, y = self.rows.read(spread, self.device, self.dtype)
-        return Block(0, slice(0, n_rows), x, y, self.replicas[0])
+        some = _telling_rows(self.rows.X)[:n_rows]
+        x, y = self.rows.read(some, self.device, self.dtype)
+        return Block(-1, slice(0, len(some)), x, y, self.replicas[0])
 
     def _pool(self, worker: int) -> ThreadPoolExecutor:
         while len(self._pools) < len(self.devices):
@@ -177,6 +184,8 @@ class LeastSquaresProblem:
 
     def _rows_per_block(self, chunk_rows: int | str) -> int:
         if chunk_rows != "auto":
+            if int(chunk_rows) < 1:
+                raise ValueError(f"chunk_rows: got {chunk_rows!r}; 'auto' or a whole number >= 1 is expected")
             return int(chunk_rows)
         rows = LEAF_ROWS
         row_bytes = 8 * (self.n_params + 1) * max(self.per_row, 1)
@@ -203,48 +212,84 @@ def _flat(values: torch.Tensor, y: torch.Tensor | None, is_residual: bool, n_row
 
 
 def _examine(model: Model, rows: ArrayRows, theta: torch.Tensor) -> tuple[int, int, bool]:
-    """Return (residuals per row or 0, n_residuals, coupled), by evaluating a block and some of its rows alone."""
-    device, dtype, n = theta.device, theta.dtype, rows.n_samples
+    """Return (residuals per row or 0, n_residuals, coupled), by evaluating some rows together and each alone.
 
-    def values(part: slice) -> torch.Tensor:
-        x, y = rows.read(part, device, dtype)
-        with torch.no_grad():
-            return _flat(model(theta, x, y), y, model.is_residual, x.shape[0])
-
-    head = slice(0, min(n, LEAF_ROWS))
-    whole = values(head)
-    if whole.numel() == 0:
+    The rows are spread over the data and hold the extremes of the features, where branches on data differ. They are
+    tried at theta and near it: at a zero start a coupled term may be switched off.
+    """
+    n = rows.n_samples
+    some = _telling_rows(rows.X)
+    values = _values_of_rows(model, rows, theta)
+    version = rows.X._version
+    together = values(theta, some)
+    if rows.X._version != version:
+        raise ValueError("model: it writes to its input X in place; work on a copy")
+    if together.numel() == 0:
         raise ValueError("model: returned no values")
-    per_row, rest = divmod(whole.numel(), head.stop)
-    if rest or not _rows_stand_alone(values, whole, per_row, rows, head):
-        whole = whole if head.stop == n else values(slice(0, n))
-        per_row, rest = divmod(whole.numel(), n)
-        return (0 if rest else per_row), whole.numel(), True
-    return per_row, per_row * n, False
+    per_row, rest = divmod(together.numel(), len(some))
+    if not rest and all(_rows_stand_alone(values, point, some, per_row) for point in (theta, nearby(theta))):
+        return per_row, per_row * n, False
+    whole = values(theta, slice(0, n)).numel()
+    per_row, rest = divmod(whole, n)
+    return (0 if rest else per_row), whole, True
+
+
+def _values_of_rows(
+    model: Model, rows: ArrayRows, theta: torch.Tensor
+) -> Callable[[torch.Tensor, slice | torch.Tensor], torch.Tensor]:
+    def values(point: torch.Tensor, part: slice | torch.Tensor) -> torch.Tensor:
+        x, y = rows.read(part, theta.device, theta.dtype)
+        with torch.no_grad():
+            return _flat(model(point, x, y), y, model.is_residual, x.shape[0])
+
+    return values
+
+
+def nearby(theta: torch.Tensor) -> torch.Tensor:
+    """Return a point near theta, the same for the same theta, where checks that pass at a zero may fail."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(theta.shape, generator=generator, dtype=torch.float64).to(theta)
+    return theta + NEARBY * (1 + theta.abs()) * u
 
 
 def _rows_stand_alone(
-    values: Callable[[slice], torch.Tensor], whole: torch.Tensor, per_row: int, rows: ArrayRows, head: slice
+    values: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    theta: torch.Tensor,
+    some: torch.Tensor,
+    per_row: int,
 ) -> bool:
-    whole = whole.view(-1, per_row)
-    scale = torch.nan_to_num(whole.abs(), posinf=0.0).max()
-    for row in _telling_rows(rows.X[head]):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # x.std() of one row warns; it is not the user's doing
         try:
-            alone = values(slice(row, row + 1))
+            together = values(theta, some).view(-1, per_row)
+            picked = sorted({0, len(some) // 2, len(some) - 1} | set(_extremes(together)))
+            alone = torch.stack([values(theta, some[[i]]).view(-1) for i in picked])
         except CALL_ERRORS:
             return False
-        if alone.numel() != per_row:
-            return False
-        if not torch.allclose(alone, whole[row], rtol=ROW_RTOL, atol=float(ROW_RTOL * scale), equal_nan=True):
-            return False
-    return True
+    together = together[picked]
+    if alone.shape != together.shape:
+        return False
+    rtol = ROW_RTOL[theta.dtype]
+    scale = float(torch.nan_to_num(together.abs(), nan=0.0, posinf=0.0).max())
+    return torch.allclose(alone, together, rtol=rtol, atol=rtol * scale, equal_nan=True)
 
 
-def _telling_rows(X: torch.Tensor) -> list[int]:
-    """First, middle and last rows, and those with the extremes of the first feature: branches on data differ there."""
+def _extremes(values: torch.Tensor) -> list[int]:
+    first = torch.nan_to_num(values[:, 0].double())
+    return [int(first.argmin()), int(first.argmax())]
+
+
+def _telling_rows(X: torch.Tensor) -> torch.Tensor:
+    """Return at most PROBE_ROWS rows: spread over the data, with the extremes of its first few features."""
     n = X.shape[0]
-    chosen = {0, n // 2, n - 1}
-    feature = X.reshape(n, -1)[:, 0] if X.numel() else X.new_zeros(n)
-    if not feature.is_complex():
-        chosen |= {int(feature.argmin()), int(feature.argmax())}
-    return sorted(chosen)
+    if n <= PROBE_ROWS:
+        return torch.arange(n)
+    features = X.reshape(n, -1)
+    chosen = set(
+        torch.linspace(0, n - 1, PROBE_ROWS - 2 * EXTREME_FEATURES, dtype=torch.float64).long().tolist()
+    )
+    for j in range(min(features.shape[1], EXTREME_FEATURES)):
+        column = features[:, j]
+        column = column.to(torch.float64) if column.dtype not in (torch.float64, torch.float32) else column
+        chosen |= {int(column.argmin()), int(column.argmax())}
+    return torch.tensor(sorted(chosen))

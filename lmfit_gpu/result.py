@@ -54,12 +54,13 @@ class Stop:
     status: Status
     measured: float
     limit: float
+    what: str = ""
 
     @property
     def message(self) -> str:
         """One sentence: status, value, limit, remedy."""
         what, remedy = MEASURE[self.status]
-        text = f"{self.status.name}: {what} {self.measured:.3g}"
+        text = f"{self.status.name}: {self.what or what} {self.measured:.3g}"
         if np.isfinite(self.limit):
             text += f", limit {self.limit:.3g}"
         return f"{text}; {remedy}" if remedy else text

@@ -94,16 +94,25 @@ class ArrayRows:
         self, rows: slice | torch.Tensor, device: torch.device, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return (x, y) of some rows on a device in the arithmetic of the model; casts only those rows."""
-        x = self.X[rows]
+        x = self.X[rows] if isinstance(rows, slice) else _taken(self.X, rows)
         x = self._cast(x, device, dtype) if self.cast_features else x.to(device)
         x = x.reshape(x.shape[0]) if self.squeeze else x
-        return x, None if self.y is None else self._cast(self.y[rows], device, dtype)
+        return x, None if self.y is None else self._cast(
+            self.y[rows if isinstance(rows, slice) else rows.to(self.y.device)], device, dtype
+        )
 
     @staticmethod
     def _cast(part: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         if part.is_complex():
             return part.to(device)
         return part.to(device=device, dtype=dtype)
+
+
+def _taken(X: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return some rows; torch does not index unsigned integers wider than a byte."""
+    if X.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return torch.stack([X[int(row)] for row in rows])
+    return X[rows.to(X.device)]
 
 
 class PairwiseTree:

@@ -23,6 +23,7 @@ In low precision, or with a nearly singular J, the step p is known only to ε κ
 Bates and Watts, Nonlinear Regression Analysis and Its Applications (1988), section 2.2.3.
 """
 
+import numbers
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +75,7 @@ class Tolerances:
         for (name, value), default in zip(given.items(), AUTO[dtype], strict=True):
             if isinstance(value, str) and value == "auto":
                 limits[name] = default
-            elif isinstance(value, (int, float)) and value >= 0:
+            elif isinstance(value, numbers.Real) and not isinstance(value, bool) and value >= 0:
                 limits[name] = float(value)
             else:
                 raise ValueError(f"{name}: got {value!r}; a number >= 0 or 'auto' is expected")
@@ -136,7 +137,9 @@ def check_stalled(
     """
     epsilon = torch.finfo(theta.dtype).eps
     noise = rounding * lin.residual_norm  # |δ ½‖r‖²| <= ‖r‖‖δr‖
-    moves = step.valid and not bool(torch.equal(theta + step.p.to(theta), theta))
+    if not step.valid:  # a failed factorisation: the next λ is larger
+        return None
+    moves = not bool(torch.equal(theta + step.p.to(theta), theta))
     if moves and step.predicted_reduction > noise:
         return None
     if undamped.valid and trusted(lin, theta):
@@ -151,6 +154,9 @@ def check_stalled(
         return None
     if step.predicted_reduction <= noise:
         return Stop(Status.STALLED_AT_PRECISION, step.predicted_reduction, noise)
+    if not trusted(lin, theta):
+        error = epsilon * lin.condition()
+        return Stop(Status.STALLED_AT_PRECISION, error, TRUSTED_ERROR, "relative error of the undamped step")
     size = float(torch.linalg.vector_norm(lin.scale * theta.double()))
     return Stop(Status.STALLED, step.scaled_norm, epsilon * size)
 

@@ -14,8 +14,8 @@ from lmfit_gpu.models import (
     ResidualOf,
     TorchFunction,
     adapt_callable,
-    call_signature,
 )
+from lmfit_gpu.parameters import call_signature
 
 
 class Line:

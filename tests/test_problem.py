@@ -266,7 +266,7 @@ def test_features_of_any_kind(X):
 def test_the_probe_reads_features_of_any_kind(dtype):
     rows = ArrayRows(torch.as_tensor(np.ones(200, dtype=dtype)), torch.ones(200))
     problem = LeastSquaresProblem(torch_model(lambda x, a: a * x), rows, torch.ones(1).double())
-    assert problem.probe().x.tolist() == [1.0] * 64
+    assert set(problem.probe().x.tolist()) == {1.0}
 
 
 # --- shapes -----------------------------------------------------------------------------------------------
@@ -402,19 +402,26 @@ def test_a_cost_that_is_no_number_is_no_exception(size, expected):
     assert problem.cost(torch.tensor([size], dtype=torch.float64)) == pytest.approx(expected, nan_ok=True)
 
 
-def test_an_argument_written_by_the_model_is_not_the_users():
-    """A model may use its arguments as work space: X and theta belong to the fit."""
-
+def test_theta_written_by_the_model_is_a_copy():
     def function(x, theta):
-        x -= x.min()
         theta[0] = abs(theta[0])
         return theta[0] * x
 
     x, theta = np.linspace(1.0, 2.0, 5), torch.tensor([-1.0], dtype=torch.float64)
     problem = problem_of(numpy_model(function, "theta"), x, x.copy(), theta)
     problem.cost(theta)
-    np.testing.assert_array_equal(x, np.linspace(1.0, 2.0, 5))
     assert float(theta[0]) == -1.0
+
+
+@pytest.mark.parametrize("make", [numpy_model, torch_model])
+def test_a_model_that_writes_to_the_data_is_refused(make):
+    def function(x, a):
+        x -= 0.5
+        return a * x
+
+    x = np.linspace(1.0, 2.0, 5)
+    with pytest.raises(ValueError, match=r"read-only|writes to its input"):
+        problem_of(make(function), x, x.copy(), torch.ones(1, dtype=torch.float64))
 
 
 def test_finite_leaves_whose_sum_overflows_are_an_infinite_cost():

@@ -43,15 +43,15 @@ class TorchBackend:
 
     def gram(self, columns: Array) -> Array:
         """Return columns columnsᵀ."""
+        columns = columns.contiguous()  # the product of a part of a longer block has other rounding
         return columns @ columns.T
 
     def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
         """Return U, s, Vᵀ; NaN throughout when the matrix is not finite."""
-        try:
-            return torch.linalg.svd(matrix)
-        except torch.linalg.LinAlgError:
+        if not bool(torch.isfinite(matrix).all()):
             bad = torch.full_like(matrix, torch.nan)
             return bad, bad[0], bad
+        return torch.linalg.svd(matrix)
 
     def eigh(self, matrix: Array) -> tuple[Array, Array]:
         """Return eigenvalues, rising, and eigenvectors."""

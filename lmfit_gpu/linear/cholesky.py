@@ -23,6 +23,11 @@ from lmfit_gpu.linear.qr import EPSILON, covariance_from
 
 __all__ = ["CholeskyLinearization"]
 
+UNDAMPED_TRIES = 5
+RANK_ROUNDING = (
+    10 * EPSILON
+)  # per column: eigenvalues of a Gram matrix summed over many rows are known to that
+
 
 class CholeskyLinearization:
     """JᵀJ and Jᵀr.
@@ -85,7 +90,14 @@ class CholeskyLinearization:
 
     def undamped(self) -> Step:
         """Return the step for the least λ that the solver resolves."""
-        return self.solve(self.least_damping)
+        damping = self.least_damping
+        step = self.solve(damping)
+        for _ in range(UNDAMPED_TRIES):
+            if step.valid or not self.finite:
+                break
+            damping *= 10
+            step = self.solve(damping)
+        return step
 
     def scaled_norm(self, damping: float) -> tuple[float, float]:
         """Return ‖D p(λ)‖ and its derivative by λ; infinite and 0 where the factorisation fails."""
@@ -114,7 +126,7 @@ class CholeskyLinearization:
         if not self.finite:
             return float("inf")
         values = self._eigenvalues
-        kept = values[values > len(values) * EPSILON * values[-1]]
+        kept = values[values > len(values) * RANK_ROUNDING * values[-1]]
         return float((values[-1] / kept[0]) ** 0.5) if len(kept) else float("inf")
 
     def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
@@ -123,6 +135,6 @@ class CholeskyLinearization:
         gram = self._backend.to_tensor(self._gram, torch.device("cpu")).numpy()[:n, :n]
         norms = np.sqrt(np.where(gram.diagonal() > 0, gram.diagonal(), 1.0))
         values, vectors = np.linalg.eigh(gram / np.outer(norms, norms))
-        kept = values > max(self._error**2, n * EPSILON) * values[-1]
+        kept = values > max(self._error**2, n * RANK_ROUNDING) * values[-1]
         s = np.sqrt(np.where(kept, values, 0.0))
         return covariance_from(s, vectors.T, kept, norms)
