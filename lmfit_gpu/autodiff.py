@@ -116,7 +116,7 @@ class Rowwise:
         in_dims = (None, 0, None if y is None else 0)
         if columns.shape[1] == block.x.shape[0]:
             one = grad_and_value(lambda t, x, y_row: row_values(t, x, y_row).squeeze(0))
-            jacobian, values = vmap(one, in_dims=in_dims)(theta, block.x, y)
+            jacobian, values = vmap(one, in_dims=in_dims)(theta, block.x, y)[:2]
         else:
             jacobian = vmap(jacrev(row_values), in_dims=in_dims)(theta, block.x, y)
             with torch.no_grad():
@@ -140,14 +140,14 @@ class Forward:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
 
         def directional(tangent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            values, derivative = jvp(lambda t: problem.values(t, block), (theta,), (tangent,))
-            return derivative, values
+            primal_and_tangent = jvp(lambda t: problem.values(t, block), (theta,), (tangent,))
+            return primal_and_tangent[1], primal_and_tangent[0]
 
         unit = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
         for start in range(0, theta.numel(), FORWARD_BATCH):
             part = slice(start, start + FORWARD_BATCH)
             with forward_mode():
-                columns[part], values = vmap(directional, out_dims=(0, None))(unit[part])
+                columns[part], values = vmap(directional, out_dims=(0, None))(unit[part])  # type: ignore[arg-type]
         return values
 
     def passes(self, n_params: int) -> int:
@@ -198,9 +198,7 @@ class Reverse:
         return 1
 
 
-def vector_jacobian(
-    problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, u: torch.Tensor
-) -> torch.Tensor:
+def vector_jacobian(problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, u: torch.Tensor) -> torch.Tensor:
     """Return Jᵀu (n,) of a block by one ordinary backward pass."""
     leaf = theta.clone().requires_grad_()
     values = problem.values(leaf, block)
@@ -208,9 +206,7 @@ def vector_jacobian(
     return product
 
 
-def jacobian_vector(
-    problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, v: torch.Tensor
-) -> torch.Tensor:
+def jacobian_vector(problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, v: torch.Tensor) -> torch.Tensor:
     """Return Jv (c,) of a block by one forward-mode pass, or by two backward passes without forward formulas."""
     try:
         with forward_mode():
@@ -269,9 +265,7 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
                 break
         else:
             return route
-    raise ValueError(
-        "model: no route of automatic differentiation reproduces its gradient; use jac='3-point'"
-    )
+    raise ValueError("model: no route of automatic differentiation reproduces its gradient; use jac='3-point'")
 
 
 def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:

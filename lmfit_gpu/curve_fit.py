@@ -81,9 +81,7 @@ def curve_fit(
         warnings.simplefilter("ignore", ConvergenceWarning)  # raised as an error below, as SciPy does
         est.fit(X, y)
     if not est.result_.success:
-        raise RuntimeError(
-            f"Optimal parameters not found: {est.result_.message}. Best point: {est.theta_.tolist()}"
-        )
+        raise RuntimeError(f"Optimal parameters not found: {est.result_.message}. Best point: {est.theta_.tolist()}")
     return est.theta_, est.covariance_
 
 

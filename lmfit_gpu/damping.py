@@ -47,9 +47,20 @@ DAMPING_RANGE = (1e-20, 1e20)  # beyond, p is the Gauss-Newton step or zero to r
 class DampingPolicy(Protocol):
     """Chooses λ from what earlier trials taught."""
 
-    scaling: Any
-    accelerate: str | bool
-    attempts: int | None
+    @property
+    def scaling(self) -> Any:
+        """Which D."""
+        ...
+
+    @property
+    def accelerate(self) -> str | bool:
+        """Whether steps are corrected along the geodesic."""
+        ...
+
+    @property
+    def attempts(self) -> int | None:
+        """Rejections in a row that end a fit; None: no limit."""
+        ...
 
     def start(self, lin: Linearization, theta: torch.Tensor) -> Any:
         """Return the first state."""
@@ -247,7 +258,7 @@ def _bounded(damping: float) -> float:
     return min(max(damping, DAMPING_RANGE[0]), DAMPING_RANGE[1])
 
 
-POLICIES = {
+POLICIES: dict[str, DampingPolicy] = {
     "trust-region": TrustRegion(),
     "nielsen": NielsenDamping(),
     "marquardt": MarquardtDamping(),
@@ -272,9 +283,7 @@ def damping_policy(damping: str | DampingPolicy) -> DampingPolicy:
             )
         return POLICIES[damping]
     if not all(callable(getattr(damping, verb, None)) for verb in ("start", "propose", "accept", "reject")):
-        raise TypeError(
-            f"damping: got {damping!r}; a name or an object with start, propose, accept and reject"
-        )
+        raise TypeError(f"damping: got {damping!r}; a name or an object with start, propose, accept and reject")
     return damping
 
 
@@ -307,9 +316,7 @@ def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None) -> S
     if scaling == "identity":
         return Scale(torch.ones_like(norms), torch.zeros_like(norms, dtype=torch.bool))
     if scaling not in ("jacobian", "diagonal"):
-        raise ValueError(
-            f"scaling: got {scaling!r}; allowed are 'jacobian', 'identity', 'diagonal' or an array"
-        )
+        raise ValueError(f"scaling: got {scaling!r}; allowed are 'jacobian', 'identity', 'diagonal' or an array")
     zero = norms == 0
     fallback = lin.residual_norm if lin.residual_norm > 0 else 1.0
     current = torch.where(zero, torch.full_like(norms, fallback), norms)

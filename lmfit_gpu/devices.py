@@ -30,9 +30,7 @@ def get_available_gpus() -> list[torch.device]:
     return [torch.device("cuda", i) for i in range(count)] or [torch.device("cpu")]
 
 
-def resolve_devices(
-    devices: str | torch.device | Sequence[str | torch.device], default: torch.device
-) -> tuple:
+def resolve_devices(devices: str | torch.device | Sequence[str | torch.device], default: torch.device) -> tuple:
     """Turn the ``devices`` argument into a non-empty tuple of torch devices.
 
     Parameters
@@ -69,8 +67,6 @@ def _checked_device(device: str | torch.device) -> torch.device:
     if resolved.type == "cuda":
         index = resolved.index or 0
         if index >= torch.cuda.device_count():
-            raise ValueError(
-                f"devices: {device!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices"
-            )
+            raise ValueError(f"devices: {device!r} asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
         return torch.device("cuda", index)
     return resolved

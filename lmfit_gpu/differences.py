@@ -34,9 +34,7 @@ __all__ = ["Differences", "start_differences"]
 NOISE = 1e-6
 MATTERS = 1e-2
 COMPLEX_STEP = 1e-20
-COMPLEX_RTOL = (
-    0.05  # against 3-point differences, whose steps may be long: a model that is not analytic is off by all
-)
+COMPLEX_RTOL = 0.05  # against 3-point differences, whose steps may be long: a model that is not analytic is off by all
 ORDER = {"2-point": 1 / 2, "3-point": 1 / 3}  # step relative to |θ_j|: ε to this power
 TOGETHER_BYTES = 64 * 2**20  # values of perturbed parameters held at once
 FORWARD_BATCH = 32  # and never more points at once: a network's inner layers hold more than its output
@@ -86,7 +84,7 @@ class Differences:
                 self._fill(problem, theta, block, steps, part, values, columns[part])
         return values
 
-    def _fill(
+    def _fill(  # noqa: PLR0913
         self,
         problem: LeastSquaresProblem,
         theta: torch.Tensor,
@@ -168,9 +166,7 @@ def _nonzero(sizes: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
 def _complex_block(block: Block, complex_features: bool) -> Block:
     if not complex_features:
         return block
-    return replace(
-        block, x=block.x.to(torch.complex128 if block.x.dtype == torch.float64 else torch.complex64)
-    )
+    return replace(block, x=block.x.to(torch.complex128 if block.x.dtype == torch.float64 else torch.complex64))
 
 
 def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme: str) -> Differences:
@@ -196,13 +192,9 @@ def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme:
     first = eta * _nonzero(theta.abs(), torch.ones_like(theta))
     with torch.no_grad():
         values = problem.values(theta, probe)
-        found = [
-            _visible_step(problem, theta, probe, values, j, float(first[j])) for j in range(theta.numel())
-        ]
+        found = [_visible_step(problem, theta, probe, values, j, float(first[j])) for j in range(theta.numel())]
         residual_norm = float(torch.linalg.vector_norm(probe.residual(values)))
-    steps, norms = (
-        torch.tensor(part, dtype=theta.dtype, device=theta.device) for part in zip(*found, strict=True)
-    )
+    steps, norms = (torch.tensor(part, dtype=theta.dtype, device=theta.device) for part in zip(*found, strict=True))
     start = Differences(scheme, steps, together=_vmap_works(problem, theta, probe))
     return start.adapted(theta, float(torch.linalg.vector_norm(values)), residual_norm, norms)
 
@@ -247,9 +239,7 @@ def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block)
     except CALL_ERRORS:
         return False
     tolerance = 100 * torch.finfo(theta.dtype).eps
-    return torch.allclose(
-        together[1], alone, rtol=tolerance, atol=tolerance * float(alone.abs().max()), equal_nan=True
-    )
+    return torch.allclose(together[1], alone, rtol=tolerance, atol=tolerance * float(alone.abs().max()), equal_nan=True)
 
 
 def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> Differences:

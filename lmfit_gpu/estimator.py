@@ -1,8 +1,6 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
 import copy
-import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,6 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
@@ -19,6 +16,7 @@ from lmfit_gpu.backends import get_backend
 from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.devices import resolve_devices
 from lmfit_gpu.exceptions import CovarianceWarning
+from lmfit_gpu.factories import arithmetic, is_factory, made_by
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.linear import choose
 from lmfit_gpu.models import Model, ModuleModel, NumpyFunction, ResidualOf, adapt_callable
@@ -225,7 +223,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         rows = ArrayRows(as_tensor(X), None, **self._row_format)
         device = self.devices_[0]
         theta = torch.from_numpy(self.theta_).to(device, self._dtype)
-        chunk = rows.n_samples if self._chunk_rows is None else self._chunk_rows
+        chunk: int = rows.n_samples if self._chunk_rows is None else self._chunk_rows
         with torch.no_grad():
             parts = [
                 _shaped(self._predictor(theta, x, None), len(x), self._y_shape)
@@ -263,9 +261,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         if self.model is None and self.residual is None:
             raise ValueError("model: got None; give a model, or residual(theta, X, y)")
         if self.model is not None and not callable(self.model):
-            raise TypeError(
-                f"model: got {self.model!r}; a callable, a torch module or a module factory is expected"
-            )
+            raise TypeError(f"model: got {self.model!r}; a callable, a torch module or a module factory is expected")
         if self.residual is not None and not callable(self.residual):
             raise TypeError(f"residual: got {self.residual!r}; a callable is expected")
         if self.predict_fn is not None and self.model is not None:
@@ -276,9 +272,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"jac: got {self.jac!r}; allowed are {JACOBIANS} or a callable")
         for name, low in (("max_iter", 0), ("chunk_rows", 1)):
             value = getattr(self, name)
-            if value != "auto" and (
-                isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low
-            ):
+            if value != "auto" and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low):
                 raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
         choose(self.solver, 1)
         get_backend(self.backend, torch.device("cpu"))
@@ -297,17 +291,13 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         elif not bool(torch.isfinite(y).all()):
             raise ValueError("Input y contains NaN or infinity.")
         if y.ndim not in (1, 2):
-            raise ValueError(
-                f"y: got shape {tuple(y.shape)}; (n_samples,) or (n_samples, n_outputs) is expected"
-            )
+            raise ValueError(f"y: got shape {tuple(y.shape)}; (n_samples,) or (n_samples, n_outputs) is expected")
         if len(y) != len(X):
-            raise ValueError(
-                f"X and y: found input variables with inconsistent numbers of samples: {[len(X), len(y)]}"
-            )
+            raise ValueError(f"X and y: found input variables with inconsistent numbers of samples: {[len(X), len(y)]}")
         return X, y
 
     def _check_features(self, X: Any, reset: bool) -> Any:
-        if np.ndim(X) == 1 or isinstance(X, torch.Tensor) and X.ndim == 1:
+        if np.ndim(X) == 1 or (isinstance(X, torch.Tensor) and X.ndim == 1):
             raise ValueError(
                 f"X: expected 2D array, got 1D array of shape {tuple(np.shape(X))}. Reshape your data: "
                 "x[:, None] makes one column; curve_fit takes 1-D x."
@@ -329,14 +319,15 @@ class LMRegressor(RegressorMixin, BaseEstimator):
 
     @property
     def _is_module(self) -> bool:
-        return isinstance(self.model, torch.nn.Module) or _is_factory(self.model)
+        return isinstance(self.model, torch.nn.Module) or is_factory(self.model)
 
     def _build(self, X: Any, y: Any) -> tuple[Model, ArrayRows, torch.Tensor]:
         """Return model, rows and start, all on the first device; sets what predict needs."""
+        model: Model
         if self._is_module:
             model, theta = self._build_module(X, y)
         else:
-            self._dtype = _arithmetic(self.dtype, torch.float64)
+            self._dtype = arithmetic(self.dtype, torch.float64)
             self.devices_ = resolve_devices(self.devices, X.device if isinstance(X, torch.Tensor) else _CPU)
         integer_tensor = self._is_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
         self._row_format = {"squeeze": self._squeezes(X), "cast_features": not integer_tensor}
@@ -347,7 +338,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self._y_shape = () if y is None else tuple(y.shape[1:])
         if not self._is_module:
             model, theta = self._build_function(rows, X)
-        self._predictor = model
+        self._predictor: Any = model
         if self.residual is not None and self.model is not None:
             model = ResidualOf(model, self.residual)
         elif self.predict_fn is not None:
@@ -359,31 +350,27 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             module = copy.deepcopy(self.model)
         else:
             n_outputs = 1 if y is None or y.ndim == 1 else y.shape[1]
-            module = _made_by(self.model, self.n_features_in_, n_outputs, self.random_state)
+            module = made_by(self.model, self.n_features_in_, n_outputs, self.random_state)
         own = next(iter(module.parameters()), None)
         if own is None or not any(p.requires_grad for p in module.parameters()):
             raise ValueError("model: the module has no parameter to fit (requires_grad is False for all)")
-        self._dtype = _arithmetic(self.dtype, own.dtype)
+        self._dtype = arithmetic(self.dtype, own.dtype)
         self.devices_ = resolve_devices(self.devices, own.device)
         self.module_ = module.to(device=self.devices_[0], dtype=self._dtype)
         model = ModuleModel(self.module_)
         if self.p0 is not None:
             start, _, _ = resolve_start(self.p0, module, (X, y), "module")
             if len(start) != model.theta.numel():
-                raise ValueError(
-                    f"p0: got {len(start)} values; the module has {model.theta.numel()} free parameters"
-                )
+                raise ValueError(f"p0: got {len(start)} values; the module has {model.theta.numel()} free parameters")
             model.load(torch.from_numpy(start).to(model.theta))
         return model, model.theta
 
     def _build_function(self, rows: ArrayRows, X: Any) -> tuple[Model, torch.Tensor]:
-        function = self.residual if self.model is None else self.model
+        function: Any = self.residual if self.model is None else self.model
         few = slice(0, SAMPLE_ROWS)
         x, y = rows.read(slice(None), self.devices_[0], self._dtype)
-        host = tuple(None if part is None else part.cpu().numpy() for part in (x, y))
-        start, names, order = resolve_start(
-            self.p0, function, host, "residual" if self.model is None else None
-        )
+        host = x.cpu().numpy(), None if y is None else y.cpu().numpy()
+        start, names, order = resolve_start(self.p0, function, host, "residual" if self.model is None else None)
         theta = torch.from_numpy(start).to(self.devices_[0], self._dtype)
         sample = (theta, x, y) if self.model is None else (theta, x[few], None if y is None else y[few])
         model = adapt_callable(function, names, order, sample, prefer_torch=isinstance(X, torch.Tensor))
@@ -405,7 +392,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self.rank_ = result.rank
         self.n_iter_ = result.n_iter
         self.solver_, self.backend_ = result.used["solver"], result.used["backend"]
-        self._chunk_rows = result.used["chunk_rows"]
+        self._chunk_rows: Any = result.used["chunk_rows"]
         if self._is_module:
             self._predictor.load(torch.from_numpy(self.theta_).to(self.devices_[0], self._dtype))
 
@@ -443,32 +430,6 @@ class _PredictFunction:
             return self.function(theta, x)
         with np.errstate(all="ignore"):
             return torch.from_numpy(np.array(self.function(theta.numpy(), x.numpy()), dtype=np.float64))
-
-
-def _is_factory(model: Any) -> bool:
-    made = model.func if isinstance(model, functools.partial) else model
-    return inspect.isclass(made) and issubclass(made, torch.nn.Module)
-
-
-def _made_by(
-    factory: Callable[..., torch.nn.Module], n_features: int, n_outputs: int, seed: Any
-) -> torch.nn.Module:
-    """Return a factory's module, its weights drawn from `seed` without touching torch's global state."""
-    wanted = inspect.signature(factory).parameters
-    sizes = {"n_features_in_": n_features, "n_outputs": n_outputs}
-    with torch.random.fork_rng():
-        torch.manual_seed(int(check_random_state(seed).randint(2**31 - 1)))
-        return factory(**{name: value for name, value in sizes.items() if name in wanted})
-
-
-def _arithmetic(dtype: Any, own: torch.dtype) -> torch.dtype:
-    if dtype is None:
-        return own
-    known = {torch.float64: torch.float64, torch.float32: torch.float32, "float64": torch.float64}
-    known |= {"float32": torch.float32, np.float64: torch.float64, np.float32: torch.float32}
-    if dtype not in known:
-        raise ValueError(f"dtype: got {dtype!r}; torch.float64, torch.float32 or None is expected")
-    return known[dtype]
 
 
 def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:

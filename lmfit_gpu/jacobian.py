@@ -38,9 +38,7 @@ class UserJacobian:
     name = "user"
 
     @classmethod
-    def choose(
-        cls, function: Callable[..., Any], problem: LeastSquaresProblem, theta: torch.Tensor
-    ) -> "UserJacobian":
+    def choose(cls, function: Callable[..., Any], problem: LeastSquaresProblem, theta: torch.Tensor) -> "UserJacobian":
         """Find out by trying whether the function is written in numpy or in torch."""
         order = getattr(problem.replicas[0], "order", None)
         if order is None:
@@ -92,9 +90,7 @@ class Derivatives:
     finer: Differences | None = None
 
     @classmethod
-    def choose(
-        cls, problem: LeastSquaresProblem, jac: str | Callable[..., Any], theta: torch.Tensor
-    ) -> "Derivatives":
+    def choose(cls, problem: LeastSquaresProblem, jac: str | Callable[..., Any], theta: torch.Tensor) -> "Derivatives":
         """Choose the route for a problem.
 
         Parameters
@@ -123,9 +119,7 @@ class Derivatives:
         if jac != "autograd":
             return cls(problem, start_differences(problem, theta, jac))
         if not problem.differentiable:
-            raise ValueError(
-                "jac='autograd': the model is written in numpy; use 'auto', '2-point', '3-point' or 'cs'"
-            )
+            raise ValueError("jac='autograd': the model is written in numpy; use 'auto', '2-point', '3-point' or 'cs'")
         return cls(problem, choose_route(problem, theta))
 
     @property
@@ -144,11 +138,7 @@ class Derivatives:
 
     def relative_error(self, column_norms: torch.Tensor, value_norm: float) -> float:
         """Return the relative error of the columns of J; 0 stands for the rounding of the solver."""
-        return (
-            self.route.relative_error(column_norms, value_norm)
-            if isinstance(self.route, Differences)
-            else 0.0
-        )
+        return self.route.relative_error(column_norms, value_norm) if isinstance(self.route, Differences) else 0.0
 
     def at(self, theta: torch.Tensor) -> "Jacobian":
         """Return J at a point."""
@@ -335,9 +325,7 @@ class Jacobian:
 
     def first_non_finite(self) -> tuple[int, int] | None:
         """Return (row, parameter) of the first non-finite entry of J, or None."""
-        for columns, block in zip(
-            self.problem.map_blocks(self.columns), self.problem.row_blocks(), strict=True
-        ):
+        for columns, block in zip(self.problem.map_blocks(self.columns), self.problem.row_blocks(), strict=True):
             broken = np.argwhere(~np.isfinite(columns[:-1].T.cpu().numpy()))
             if len(broken):
                 return block.start + int(broken[0][0]) // (self.problem.per_row or 1), int(broken[0][1])

@@ -12,8 +12,8 @@ trials, never exceptions; the best point is always kept. No linear algebra and n
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ class LevenbergMarquardt:
     jac: str | Callable[..., Any] = "auto"
     solver: str = "auto"
     backend: str = "auto"
-    damping: DampingPolicy = TrustRegion()
+    damping: DampingPolicy = field(default_factory=TrustRegion)
     tolerances: tuple[float | str, float | str, float | str] = ("auto", "auto", "auto")
     max_iter: int = 1000
 
@@ -154,9 +154,7 @@ class LevenbergMarquardt:
     def _rejected(
         self, problem: LeastSquaresProblem, state: State, step: Step, trial: float, was_accelerated: bool
     ) -> State:
-        gain_ratio = (
-            (state.cost - trial) / step.predicted_reduction if step.predicted_reduction > 0 else float("nan")
-        )
+        gain_ratio = (state.cost - trial) / step.predicted_reduction if step.predicted_reduction > 0 else float("nan")
         record = _record(state, step, trial, gain_ratio, was_accelerated, accepted=False)
         policy = self.damping.reject(state.policy, step)
         rejected = state.rejected + 1
@@ -253,12 +251,13 @@ class LevenbergMarquardt:
                     state = replace(state, stop=Stop(Status.MAX_ITER, state.n_iter, self.max_iter))
                     break
                 state = self.step(problem, state)
-                history.append(state.record)
-                if callback is not None and callback(state.record) and state.stop is None:
+                record = cast(IterationRecord, state.record)
+                history.append(record)
+                if callback is not None and callback(record) and state.stop is None:
                     state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
         except KeyboardInterrupt as interrupt:
             state = replace(state, stop=Stop(Status.INTERRUPTED, state.n_iter, float("inf")))
-            interrupt.result = self._result(problem, state, history)
+            interrupt.result = self._result(problem, state, history)  # type: ignore[attr-defined]
             raise
         finally:
             problem.close()
@@ -283,7 +282,7 @@ class LevenbergMarquardt:
             theta=state.theta.detach().double().cpu().numpy().copy(),
             names=problem.names,
             cost=state.cost,
-            stop=state.stop,
+            stop=cast(Stop, state.stop),
             n_iter=state.n_iter,
             nfev=state.nfev,
             njev=state.njev,
@@ -319,12 +318,13 @@ def _record(
 
 
 def _rounding(problem: LeastSquaresProblem, state: State) -> float:
-    """Return the rounding of ‖r‖, at most that of the start.
+    """Return the rounding of ‖r‖; without targets, at most that of the start.
 
-    With targets the bound never binds. Without, the estimate rests on J, and difference steps too long for a steep
-    model make columns so large that any ‖r‖ would pass for rounding (Chebyquad, n = 10, from 10 x0, 3-point).
+    Without targets the estimate rests on J, and difference steps too long for a steep model make columns so large
+    that any ‖r‖ would pass for rounding (Chebyquad, n = 10, from 10 x0, 3-point).
     """
-    return min(state.rounding, rounding_of_residual(state.lin, state.theta, problem.target_norm))
+    rounding = rounding_of_residual(state.lin, state.theta, problem.target_norm)
+    return rounding if problem.target_norm > 0 else min(state.rounding, rounding)
 
 
 def _adapted(state: State, problem: LeastSquaresProblem, theta: torch.Tensor) -> Derivatives:
@@ -334,9 +334,7 @@ def _adapted(state: State, problem: LeastSquaresProblem, theta: torch.Tensor) ->
 
 def _where_not_finite(problem: LeastSquaresProblem, theta: torch.Tensor) -> str:
     with torch.no_grad():
-        parts = problem.map_blocks(
-            lambda block: ~torch.isfinite(block.residual(problem.values(theta, block)))
-        )
+        parts = problem.map_blocks(lambda block: ~torch.isfinite(block.residual(problem.values(theta, block))))
         broken = torch.cat([part.cpu() for part in parts]).nonzero()[:, 0]
     rows = sorted({int(i) // (problem.per_row or 1) for i in broken[:1000]})[:5]
     if not rows:

@@ -56,9 +56,20 @@ AGREE_RTOL = 1e-6  # numpy and torch forms of one function differ by rounding; s
 class Model(Protocol):
     """One function of (theta, x, y) on tensors."""
 
-    names: Sequence[str]
-    is_residual: bool
-    differentiable: bool
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the parameters."""
+        ...
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether the values are residuals, not predictions."""
+        ...
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether torch can differentiate the values."""
+        ...
 
     def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
         """Return values, shape (rows,) or (rows, n_outputs)."""
@@ -171,9 +182,7 @@ class ModuleModel:
     def split(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return theta as the module's named parameters (views)."""
         parts = theta.split(self._sizes)
-        return {
-            name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
-        }
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     def load(self, theta: torch.Tensor) -> None:
         """Write theta into the module's parameters."""
@@ -280,9 +289,7 @@ def adapt_callable(
         failures.append((numpy_error, torch_error))
     numpy_error, torch_error = failures[0]
     tried = [
-        f"{kind}: {error}"
-        for kind, error in (("numpy", numpy_error), ("torch", torch_error))
-        if error is not None
+        f"{kind}: {error}" for kind, error in (("numpy", numpy_error), ("torch", torch_error)) if error is not None
     ]
     cause = numpy_error if isinstance(numpy_error, BaseException) else None
     raise ValueError(f"model: the call at the start values failed ({'; '.join(tried)})") from cause

@@ -58,14 +58,10 @@ def resolve_start(
 
 def _ones(function: Callable[..., Any], order: str | None) -> tuple[np.ndarray, tuple[str, ...], str]:
     if order is not None:
-        raise ValueError(
-            "p0: a residual callable takes all parameters as one vector; give p0 to tell how many"
-        )
+        raise ValueError("p0: a residual callable takes all parameters as one vector; give p0 to tell how many")
     names, order = call_signature(function, None)
     assert names is not None  # call_signature(f, None) raises when the signature names none
-    message = (
-        f"p0: no start values given, 1 is used for {', '.join(names)}; a good start decides what a fit finds"
-    )
+    message = f"p0: no start values given, 1 is used for {', '.join(names)}; a good start decides what a fit finds"
     warnings.warn(message, FitWarning, stacklevel=4)
     return np.ones(len(names)), names, order
 
@@ -135,9 +131,7 @@ def call_signature(function: Callable[..., Any], n_params: int | None) -> tuple[
         if not names:
             raise ValueError("model: its signature has no parameter after x")
         if names in (("theta",), ("params",)):
-            raise ValueError(
-                f"p0: the model takes all parameters as one vector {names[0]!r}; give p0 to tell how many"
-            )
+            raise ValueError(f"p0: the model takes all parameters as one vector {names[0]!r}; give p0 to tell how many")
         return names, "params"
     if not names:
         raise ValueError("model: its signature has no parameter after x")

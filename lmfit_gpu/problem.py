@@ -22,9 +22,7 @@ from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, chunk_slices, leaf_slices
 
 __all__ = ["Block", "LeastSquaresProblem", "nearby"]
 
-BLOCK_BYTES = (
-    8 * 2**20
-)  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
+BLOCK_BYTES = 8 * 2**20  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
 PROBE_ROWS = 64
 EXTREME_FEATURES = 4  # features whose extreme rows take part in the row check
 # A row alone and among others differ by rounding (vector and scalar kernels), not by more.
@@ -118,9 +116,7 @@ class LeastSquaresProblem:
         def leaf_sums(block: Block) -> torch.Tensor:
             with torch.no_grad():
                 r = block.residual(self.values(theta.to(block.x.device), block)).double()
-                return torch.stack(
-                    [r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)]
-                )
+                return torch.stack([r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)])
 
         try:
             return math.fsum(value for sums in self.map_blocks(leaf_sums) for value in sums.tolist())
@@ -205,9 +201,7 @@ def _flat(values: torch.Tensor, y: torch.Tensor | None, is_residual: bool, n_row
     shapes = {tuple(y.shape), (n_rows,), (n_rows, 1)} if y.numel() == n_rows else {tuple(y.shape)}
     if tuple(values.shape) not in shapes:
         expected = " or ".join(str(shape) for shape in sorted(shapes))
-        raise ValueError(
-            f"model: returned shape {tuple(values.shape)} for {n_rows} rows; y asks for {expected}"
-        )
+        raise ValueError(f"model: returned shape {tuple(values.shape)} for {n_rows} rows; y asks for {expected}")
     return values.reshape(-1)
 
 
@@ -220,10 +214,12 @@ def _examine(model: Model, rows: ArrayRows, theta: torch.Tensor) -> tuple[int, i
     n = rows.n_samples
     some = _telling_rows(rows.X)
     values = _values_of_rows(model, rows, theta)
-    version = rows.X._version
-    together = values(theta, some)
-    if rows.X._version != version:
-        raise ValueError("model: it writes to its input X in place; work on a copy")
+    x, y = rows.read(some, theta.device, theta.dtype)  # a copy: the user's data are safe from this call
+    given = x.clone()
+    with torch.no_grad():
+        together = _flat(model(theta, x, y), y, model.is_residual, len(some))
+    if not bool(((x == given) | (given != given)).all()):
+        raise ValueError("model: it writes to its input x in place; work on a copy of it")
     if together.numel() == 0:
         raise ValueError("model: returned no values")
     per_row, rest = divmod(together.numel(), len(some))
@@ -285,9 +281,7 @@ def _telling_rows(X: torch.Tensor) -> torch.Tensor:
     if n <= PROBE_ROWS:
         return torch.arange(n)
     features = X.reshape(n, -1)
-    chosen = set(
-        torch.linspace(0, n - 1, PROBE_ROWS - 2 * EXTREME_FEATURES, dtype=torch.float64).long().tolist()
-    )
+    chosen = set(torch.linspace(0, n - 1, PROBE_ROWS - 2 * EXTREME_FEATURES, dtype=torch.float64).long().tolist())
     for j in range(min(features.shape[1], EXTREME_FEATURES)):
         column = features[:, j]
         column = column.to(torch.float64) if column.dtype not in (torch.float64, torch.float32) else column

@@ -143,7 +143,7 @@ class Result:
     used: dict[str, object]
     covariance: np.ndarray = field(repr=False)
     rank: int = 0
-    undetermined: np.ndarray | None = field(default=None, repr=False)
+    undetermined: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
 
     @property
     def status(self) -> Status:
@@ -180,7 +180,9 @@ class Result:
         last : int, optional
             Only so many last trials.
         """
-        head = f"{'iter':>5} {'cost':>14} {'trial cost':>14} {'gain':>9} {'damping':>9} {'|D p|':>9} {'cosine':>9}  trial"
+        head = (
+            f"{'iter':>5} {'cost':>14} {'trial cost':>14} {'gain':>9} {'damping':>9} {'|D p|':>9} {'cosine':>9}  trial"
+        )
         records = list(self.history)[-last:] if last else self.history
         return "\n".join([head, *(table_row(record) for record in records)])
 

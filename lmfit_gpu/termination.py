@@ -25,6 +25,7 @@ Bates and Watts, Nonlinear Regression Analysis and Its Applications (1988), sect
 
 import numbers
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,9 +61,7 @@ class Tolerances:
     gtol: float
 
     @classmethod
-    def resolve(
-        cls, ftol: float | str, xtol: float | str, gtol: float | str, dtype: torch.dtype
-    ) -> "Tolerances":
+    def resolve(cls, ftol: float | str, xtol: float | str, gtol: float | str, dtype: torch.dtype) -> "Tolerances":
         """Return limits with "auto" replaced: 1e-17, 1e-14, 1e-14 in float64; 1e-8, 1e-4, 1e-6 in float32.
 
         Raises
@@ -70,16 +69,20 @@ class Tolerances:
         ValueError
             If a limit is not "auto" or a number >= 0.
         """
-        given = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
+        given: dict[str, Any] = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
         limits = {}
         for (name, value), default in zip(given.items(), AUTO[dtype], strict=True):
             if isinstance(value, str) and value == "auto":
                 limits[name] = default
-            elif isinstance(value, numbers.Real) and not isinstance(value, bool) and value >= 0:
+            elif _is_number(value) and value >= 0:
                 limits[name] = float(value)
             else:
                 raise ValueError(f"{name}: got {value!r}; a number >= 0 or 'auto' is expected")
         return cls(**limits)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def gradient_cosine(lin: Linearization) -> float:
@@ -126,9 +129,7 @@ def check(
     return None
 
 
-def check_stalled(
-    lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float
-) -> Stop | None:
+def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float) -> Stop | None:
     """Return why a fit whose trial was rejected cannot go on, or None when a shorter step may still succeed.
 
     A trial whose predicted reduction is below the rounding of the cost, or whose step does not change θ, decides

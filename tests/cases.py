@@ -68,9 +68,7 @@ class Case:
             yield label, replace(self, **changes)
 
 
-def compare(
-    expected: Expected, params: Any = None, std: Any = None, rss: Any = None, predict: Any = None
-) -> list[str]:
+def compare(expected: Expected, params: Any = None, std: Any = None, rss: Any = None, predict: Any = None) -> list[str]:
     """Return one text for every given value that differs from `expected`; an empty list is a pass."""
     checks = [
         ("params", params, expected.params, expected.rtol, 0.0),
@@ -88,9 +86,7 @@ def compare(
 def _is_close(got: Any, want: Any, rtol: Any, atol: float) -> bool:
     """Say whether the shapes agree and |got − want| ≤ atol + rtol·|want| everywhere (NaN never is close)."""
     got, want = np.asarray(got, float), np.asarray(want, float)
-    return got.shape == want.shape and bool(
-        np.all(np.abs(got - want) <= atol + np.asarray(rtol) * np.abs(want))
-    )
+    return got.shape == want.shape and bool(np.all(np.abs(got - want) <= atol + np.asarray(rtol) * np.abs(want)))
 
 
 def noise(n: int, seed: int) -> np.ndarray:

@@ -178,9 +178,7 @@ def torch_tanh_net(x, *weights):
 
 def tanh_net_module() -> torch.nn.Module:
     """Return the net of T2 as a float64 module whose weights are the start of T2."""
-    net = torch.nn.Sequential(
-        torch.nn.Linear(1, T2_HIDDEN), torch.nn.Tanh(), torch.nn.Linear(T2_HIDDEN, 1)
-    ).double()
+    net = torch.nn.Sequential(torch.nn.Linear(1, T2_HIDDEN), torch.nn.Tanh(), torch.nn.Linear(T2_HIDDEN, 1)).double()
     torch.nn.utils.vector_to_parameters(torch.as_tensor(T2.p0), net.parameters())
     return net
 

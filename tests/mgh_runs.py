@@ -42,7 +42,7 @@ class Run:
     result: Result
 
     @property
-    def F(self) -> float:  # noqa: N802  the paper's name
+    def F(self) -> float:
         """‖r‖² at the end: twice the cost."""
         return 2 * self.result.cost
 

@@ -370,9 +370,7 @@ def test_products_are_those_of_the_matrix(name):
     np.testing.assert_allclose(
         vector_jacobian(problem, theta, block, u), J.T @ u, atol=1e-8 * float(J.norm() * u.norm())
     )
-    np.testing.assert_allclose(
-        jacobian_vector(problem, theta, block, v), J @ v, atol=1e-8 * float(J.norm() * v.norm())
-    )
+    np.testing.assert_allclose(jacobian_vector(problem, theta, block, v), J @ v, atol=1e-8 * float(J.norm() * v.norm()))
 
 
 class TwiceDifferentiable(torch.autograd.Function):
@@ -390,9 +388,7 @@ class TwiceDifferentiable(torch.autograd.Function):
 
 
 def test_jacobian_vector_without_forward_formulas():
-    model = torch_model(
-        lambda x, a, b: TwiceDifferentiable.apply(a) * x + TwiceDifferentiable.apply(-b) * x**2
-    )
+    model = torch_model(lambda x, a, b: TwiceDifferentiable.apply(a) * x + TwiceDifferentiable.apply(-b) * x**2)
     theta, v = torch.tensor([0.3, 0.7], dtype=torch.float64), torch.tensor([1.0, -2.0], dtype=torch.float64)
     problem = problem_of(model, X1, X1, theta)
     expected = np.exp(0.3) * X1 + 2 * np.exp(-0.7) * X1**2
@@ -402,9 +398,7 @@ def test_jacobian_vector_without_forward_formulas():
 # --- threads ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "route", [Expanded(), Rowwise(), Forward(), Dual(), Reverse()], ids=lambda route: route.name
-)
+@pytest.mark.parametrize("route", [Expanded(), Rowwise(), Forward(), Dual(), Reverse()], ids=lambda route: route.name)
 def test_routes_in_two_threads(route):
     """Forward mode keeps its level in the process, not in the thread."""
     x = torch.linspace(0.1, 2.0, 40 * 16, dtype=torch.float64)

@@ -101,9 +101,7 @@ def largest_cosine(jacobian: np.ndarray, residual: np.ndarray) -> float:
 
 def rss_at(case: Case, theta: Any) -> float:
     """Return the residual sum of squares of the numpy model at theta."""
-    return float(
-        np.sum((case.numpy_model(np.asarray(case.x, float), *theta) - np.asarray(case.y, float)) ** 2)
-    )
+    return float(np.sum((case.numpy_model(np.asarray(case.x, float), *theta) - np.asarray(case.y, float)) ** 2))
 
 
 # One right answer.

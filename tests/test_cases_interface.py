@@ -47,8 +47,7 @@ from lmfit_gpu import LMRegressor, curve_fit
 
 # A trial point may overflow in the user's function, and numpy says so from the line of that function.
 pytestmark = [
-    pytest.mark.filterwarnings(f"ignore::RuntimeWarning:{module.__name__}")
-    for module in (cases, cases_interface)
+    pytest.mark.filterwarnings(f"ignore::RuntimeWarning:{module.__name__}") for module in (cases, cases_interface)
 ]
 
 FORMS = ["numpy", "torch"]
@@ -202,16 +201,12 @@ def test_every_kind_of_callable_is_a_model(model: Any) -> None:
     assert compare(S5.expected, estimator.theta_, estimator.stderr_) == []
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning:torch", "ignore::DeprecationWarning:torch.jit._script"
-)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::DeprecationWarning:torch.jit._script")
 def test_scripted_function_is_a_model() -> None:
     def scripted_line(x: torch.Tensor, m: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return m * x + b
 
-    scripted_line.__annotations__ = dict.fromkeys(
-        ["x", "m", "b", "return"], torch.Tensor
-    )  # TorchScript reads objects
+    scripted_line.__annotations__ = dict.fromkeys(["x", "m", "b", "return"], torch.Tensor)  # TorchScript reads objects
     test_every_kind_of_callable_is_a_model(torch.jit.script(scripted_line))
 
 
@@ -317,9 +312,7 @@ def test_start_is_reached_through_the_pipeline(form: str) -> None:
     pipeline = scaled(K3.model(form), p0=[1.0, 1.0]).set_params(lm__p0=K3_SCALED_START)
     assert compare(K3.expected, predict=pipeline.fit(K3_X, K3.y).predict(K3_X)) == []
     folds = KFold(4, shuffle=True, random_state=0)
-    search = GridSearchCV(
-        pipeline, {"lm__p0": [K3_SCALED_START, [10.0, -1.0]]}, cv=folds, error_score="raise"
-    )
+    search = GridSearchCV(pipeline, {"lm__p0": [K3_SCALED_START, [10.0, -1.0]]}, cv=folds, error_score="raise")
     assert compare(K3.expected, predict=search.fit(K3_X, K3.y).predict(K3_X)) == []
 
 

@@ -198,6 +198,4 @@ def test_scalar_loss_is_not_taken_for_a_residual_silently(residual: Any) -> None
             texts = [str(error)]
         else:
             texts = [str(warning.message) for warning in caught]
-    assert any(
-        "vector" in text and "2 parameters" in text and ("1 " in text or "one " in text) for text in texts
-    )
+    assert any("vector" in text and "2 parameters" in text and ("1 " in text or "one " in text) for text in texts)

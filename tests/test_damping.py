@@ -77,9 +77,7 @@ def test_damping_has_no_unit(factor, rng):
     J, r = rng.standard_normal((20, 3)), rng.standard_normal(20)
     d = np.linalg.norm(J, axis=0)
     one, _ = TrustRegion().propose(injected(J, r, scale=d), Region(0.01))
-    other, _ = TrustRegion().propose(
-        injected(factor * J, factor * r, scale=factor * d), Region(0.01 * factor)
-    )
+    other, _ = TrustRegion().propose(injected(factor * J, factor * r, scale=factor * d), Region(0.01 * factor))
     assert other.damping == pytest.approx(one.damping, rel=1e-9)
     np.testing.assert_allclose(other.p, one.p, rtol=1e-9)
 
@@ -327,9 +325,7 @@ def test_scale_name_error():
         updated_scale("unit", norms_of([1.0, 1.0]), None)
 
 
-@pytest.mark.parametrize(
-    "given", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf], [[1.0, 1.0]], 1.0]
-)
+@pytest.mark.parametrize("given", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf], [[1.0, 1.0]], 1.0])
 def test_given_scale_error(given):
     with pytest.raises(ValueError, match="scaling: an array must hold 2 positive numbers"):
         updated_scale(given, norms_of([1.0, 1.0]), None)

@@ -268,9 +268,7 @@ def test_lanczos1_in_float64_is_limited_by_the_rounding_of_y():
         b = [mpmath.mpf(text) for text in problem.reference.params_text]
         points = _exact(problem.x)
         rounded = [mpmath.mpf(v) for v in problem.y.tolist()]  # the float64 themselves
-        rss = mpmath.fsum(
-            (BODIES["Lanczos1"](MPMATH, x, *b) - y) ** 2 for x, y in zip(points, rounded, strict=True)
-        )
+        rss = mpmath.fsum((BODIES["Lanczos1"](MPMATH, x, *b) - y) ** 2 for x, y in zip(points, rounded, strict=True))
     # Exact arithmetic on the rounded y has hardly more digits of rss than float64 arithmetic has.
     assert 2.5 < correct_digits(float(rss), problem.reference.rss) < 4  # measured: 3.2
     assert 2 < correct_digits(_float64_rss(problem), problem.reference.rss) < 4  # measured: 2.9

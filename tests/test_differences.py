@@ -153,9 +153,7 @@ def test_an_offset_of_1e10(scheme, accuracy):
     model = numpy_model(lambda x, a, b: 1e10 + a * np.exp(-b * x))
     y = 1e10 + 2.0 * np.exp(-0.5 * X1)
     expected = np.stack([np.exp(-0.7 * X1), -1.3 * X1 * np.exp(-0.7 * X1)], 1)
-    assert (
-        relative_column_error(jacobian(problem_of(model, X1, y, theta), theta, scheme), expected) < accuracy
-    )
+    assert relative_column_error(jacobian(problem_of(model, X1, y, theta), theta, scheme), expected) < accuracy
 
 
 @pytest.mark.parametrize("scheme", ["2-point", "3-point"])
@@ -279,9 +277,7 @@ def test_a_comparison_of_real_parts_is_right():
 def test_the_complex_step_with_several_blocks_and_a_residual(library, rng):
     x = rng.normal(size=(300, 3))
     y = rng.normal(size=300)
-    model = (numpy_model if library is np else torch_model)(
-        lambda theta, X, y: library.tanh(X @ theta) - y, "residual"
-    )
+    model = (numpy_model if library is np else torch_model)(lambda theta, X, y: library.tanh(X @ theta) - y, "residual")
     theta = tensor([0.3, -0.2, 0.5])
     J = jacobian(problem_of(model, x, y, theta, chunk_rows=64), theta, "cs")
     assert relative_column_error(J, exact(lambda X, t: torch.tanh(X @ t), x, theta, "theta")) < 1e-13
@@ -289,9 +285,7 @@ def test_the_complex_step_with_several_blocks_and_a_residual(library, rng):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_residual_of_a_numpy_model(scheme):
-    model = ResidualOf(
-        numpy_model(lambda x, a, b: a * np.exp(-b * x)), lambda pred, target: np.sinh(pred - target)
-    )
+    model = ResidualOf(numpy_model(lambda x, a, b: a * np.exp(-b * x)), lambda pred, target: np.sinh(pred - target))
     theta = tensor([1.3, 0.7])
     expected = exact(lambda x, a, b: torch.sinh(a * torch.exp(-b * x) - tensor(Y)), X1, theta)
     J = jacobian(problem_of(model, X1, Y, theta), theta, scheme)

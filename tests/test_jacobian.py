@@ -132,9 +132,7 @@ def test_curvature_of_a_smooth_model(kept):
 
 def test_products_follow_the_chosen_derivatives(kept):
     """jac='3-point' is the remedy for a model torch cannot differentiate: products must not ask torch."""
-    model = torch_model(
-        lambda x, a, b: torch.from_numpy(a.detach().numpy() * np.exp(-b.detach().numpy() * x.numpy()))
-    )
+    model = torch_model(lambda x, a, b: torch.from_numpy(a.detach().numpy() * np.exp(-b.detach().numpy() * x.numpy())))
     problem = problem_of(model, X1, Y, THETA)
     jacobian = Derivatives.choose(problem, "3-point", THETA).at(THETA)
     v, u = torch.tensor([1.0, -2.0], dtype=torch.float64), torch.ones(N, dtype=torch.float64)
@@ -227,9 +225,7 @@ def test_a_power_at_zero_is_repaired(options, kept):
 def test_an_entry_is_counted_as_repaired_once(kept):
     x = np.linspace(0.0, 2.0, N)
     fixed = (
-        Derivatives.choose(problem_of(torch_model(naive_power), x, Y, THETA), "autograd", THETA)
-        .at(THETA)
-        .repaired()
+        Derivatives.choose(problem_of(torch_model(naive_power), x, Y, THETA), "autograd", THETA).at(THETA).repaired()
     )
     for _ in range(3):
         list(fixed.blocks())
@@ -252,10 +248,7 @@ def test_the_root_of_a_deviance_at_zero_is_repaired():
     assert jacobian.first_non_finite() == (0, 0)
     ((_, J),) = jacobian.repaired().blocks()
     assert float(J[0, 0]) == pytest.approx(4 / math.sqrt(4), rel=1e-2)
-    r = [
-        math.copysign(math.sqrt(2 * (b * math.log(b / a) - b + a)), a - b)
-        for a, b in zip(x[1:], y[1:], strict=True)
-    ]
+    r = [math.copysign(math.sqrt(2 * (b * math.log(b / a) - b + a)), a - b) for a, b in zip(x[1:], y[1:], strict=True)]
     np.testing.assert_allclose(
         J[1:, 0], [(1 - b / a) * a / d for a, b, d in zip(x[1:], y[1:], r, strict=True)], rtol=1e-12
     )

@@ -232,9 +232,7 @@ def test_cholesky_of_dependent_columns_reaches_the_minimum(m, n, backend, policy
         J = (rng.standard_normal((m, 1)) + 3) @ rng.standard_normal((1, n))
         r = rng.standard_normal(m)
         problem, theta = injected_problem(J, r, np.ones(n))
-        result = engine(solver="cholesky", backend=backend, jac=exact, damping=policy).minimize(
-            problem, theta
-        )
+        result = engine(solver="cholesky", backend=backend, jac=exact, damping=policy).minimize(problem, theta)
         least = 0.5 * np.sum((r - J @ np.linalg.lstsq(J, r)[0]) ** 2)
         assert result.rank == 1
         if result.cost > least * (1 + 1e-9):
@@ -356,9 +354,7 @@ def test_a_start_that_is_not_finite_names_rows(kind):
         return a / x
 
     problem, theta = problem_of(kind, inverse, x, np.ones(10), [1.0])
-    with pytest.raises(
-        NonFiniteError, match=r"not finite at the start p0 in 2 places, first in rows \[3, 7\]"
-    ):
+    with pytest.raises(NonFiniteError, match=r"not finite at the start p0 in 2 places, first in rows \[3, 7\]"):
         engine().minimize(problem, theta)
 
 
@@ -388,9 +384,7 @@ def test_a_derivative_that_is_not_finite_at_the_start_names_parameter_and_row(rn
         columns[4, 1] = np.nan
         return columns
 
-    with pytest.raises(
-        NonFiniteError, match="derivative by 'b' is not finite at the start p0, first in row 4"
-    ):
+    with pytest.raises(NonFiniteError, match="derivative by 'b' is not finite at the start p0, first in row 4"):
         engine(jac=jac).minimize(problem, theta)
 
 
@@ -567,9 +561,7 @@ def test_table_has_a_line_for_each_trial(rng):
 
 def test_undetermined_parameters_are_reported_with_infinite_errors(rng):
     x, y = data(rng)
-    problem, theta = problem_of(
-        "torch", lambda x, a, b, c, d: (a + d) * torch.exp(-b * x) + c, x, y, [1, 1, 1, 1]
-    )
+    problem, theta = problem_of("torch", lambda x, a, b, c, d: (a + d) * torch.exp(-b * x) + c, x, y, [1, 1, 1, 1])
     result = engine().minimize(problem, theta)
     assert result.success, result.message
     assert result.undetermined.tolist() == [True, False, False, True]

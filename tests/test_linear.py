@@ -66,9 +66,7 @@ def truth(J, r, d, damping, b):
         perp = float(mpmath.norm(rm + aq))
     s = np.linalg.svd(J / d, compute_uv=False)
     smallest = s[-1] ** 2 if len(s) == n else 0.0
-    return Truth(
-        vector(q), float(gain), float(norm), float(slope), vector(rhs), s[0], smallest + damping, perp
-    )
+    return Truth(vector(q), float(gain), float(norm), float(slope), vector(rhs), s[0], smallest + damping, perp)
 
 
 def vector(column):
@@ -141,9 +139,7 @@ def test_steps_agree_with_fifty_digits(shape, condition, consistent):
                 assert not step.valid, label
                 continue
             bound = step_bound(solver, t, r, damping)
-            if (
-                not step.valid
-            ):  # above the limit the matrix may still be indefinite to rounding, not far above
+            if not step.valid:  # above the limit the matrix may still be indefinite to rounding, not far above
                 assert bound > 0.1 * t.norm, label
                 continue
             q = step.p.numpy() * d
@@ -340,18 +336,14 @@ def test_covariance_names_what_is_undetermined(units, solver, backend, rng):
     assert rank == 4
     assert undetermined.tolist() == [False, True, True, True, False]
     np.testing.assert_array_equal(np.diag(covariance)[1:4], np.inf)
-    np.testing.assert_allclose(
-        covariance[np.ix_([0, 4], [0, 4])], expected[np.ix_([0, 4], [0, 4])], rtol=1e-6
-    )
+    np.testing.assert_allclose(covariance[np.ix_([0, 4], [0, 4])], expected[np.ix_([0, 4], [0, 4])], rtol=1e-6)
     assert np.isnan(covariance[0, 1:4]).all()
 
 
 @every_solver
 @every_backend
 def test_covariance_of_a_wide_and_of_a_zero_jacobian(solver, backend, rng):
-    covariance, rank, undetermined = injected(
-        rng.standard_normal((3, 5)), np.ones(3), solver, backend
-    ).covariance()
+    covariance, rank, undetermined = injected(rng.standard_normal((3, 5)), np.ones(3), solver, backend).covariance()
     assert rank == 3
     assert undetermined.all()
     assert np.isinf(np.diag(covariance.numpy())).all()
@@ -420,9 +412,7 @@ def numbers(lin):
             lin.gradient,
             lin.column_norms,
             step.p,
-            torch.tensor(
-                [lin.residual_norm, step.predicted_reduction, step.scaled_norm], dtype=torch.float64
-            ),
+            torch.tensor([lin.residual_norm, step.predicted_reduction, step.scaled_norm], dtype=torch.float64),
         ]
     )
 
@@ -441,9 +431,7 @@ def test_long_data_in_any_blocks(solver, backend, rng):
     np.testing.assert_allclose(reference[:4], J.T @ r, rtol=1e-11, atol=1e-11 * np.linalg.norm(r) * 200)
     for chunk_rows in (777, 4097, 10_000, 30_010, 50_000):
         other = numbers(injected(J, r, solver, backend, chunk_rows=chunk_rows))
-        np.testing.assert_allclose(
-            other, reference, rtol=1e-12, atol=1e-12 * float(reference[:4].abs().max())
-        )
+        np.testing.assert_allclose(other, reference, rtol=1e-12, atol=1e-12 * float(reference[:4].abs().max()))
 
 
 @every_solver

@@ -122,9 +122,7 @@ def test_start_values(name, expected):
     assert sum_of_squares(PROBLEMS[name], PROBLEMS[name].start) == pytest.approx(expected, rel=1e-13)
 
 
-@pytest.mark.parametrize(
-    "name", ["bard", "gaussian", "meyer", "kowalik_osborne", "osborne_1", "osborne_2", "watson_9"]
-)
+@pytest.mark.parametrize("name", ["bard", "gaussian", "meyer", "kowalik_osborne", "osborne_1", "osborne_2", "watson_9"])
 def test_minpack_reaches_the_published_minimum(name):
     """One wrong digit in a data table moves the minimum by more than the tolerance."""
     problem = PROBLEMS[name]

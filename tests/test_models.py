@@ -49,9 +49,7 @@ def by_vector(X, theta):
         pytest.param(lambda x, a, b: a * x + b, 2, (("a", "b"), "params"), id="named"),
         pytest.param(lambda x, a, b: a * x + b, None, (("a", "b"), "params"), id="named-no-p0"),
         pytest.param(lambda x, a, /, b: a * x + b, 2, (("a", "b"), "params"), id="positional-only"),
-        pytest.param(
-            lambda x, a, *, k=1.0: a * x, None, (("a",), "params"), id="keyword-only-is-no-parameter"
-        ),
+        pytest.param(lambda x, a, *, k=1.0: a * x, None, (("a",), "params"), id="keyword-only-is-no-parameter"),
         pytest.param(line, 2, (("slope", "intercept"), "params"), id="default-given"),
         pytest.param(line, 1, (("slope",), "params"), id="default-left-alone"),
         pytest.param(line, None, (("slope", "intercept"), "params"), id="default-no-p0"),
@@ -62,9 +60,7 @@ def by_vector(X, theta):
         pytest.param(lambda x, p: p * x, 1, (("p",), "either"), id="one-argument-one-value"),
         pytest.param(lambda x, a: a * x, None, (("a",), "params"), id="one-argument-no-p0"),
         pytest.param(lambda X, theta, power=2: X, 5, (None, "theta"), id="theta-and-an-option"),
-        pytest.param(
-            functools.partial(lambda x, a, scale: a * x, scale=2.0), 1, (("a",), "either"), id="partial"
-        ),
+        pytest.param(functools.partial(lambda x, a, scale: a * x, scale=2.0), 1, (("a",), "either"), id="partial"),
         pytest.param(Line(), 2, (("slope", "intercept"), "params"), id="object"),
         pytest.param(Line().method, 2, (("slope", "intercept"), "params"), id="bound-method"),
         pytest.param(torch.pow, 1, (None, "either"), id="builtin"),
@@ -133,9 +129,7 @@ def test_a_method_of_two_meanings_keeps_the_meaning_of_numpy(function):
     model = adapted(function, [2.0, 0.5])
     assert isinstance(model, NumpyFunction)
     expected = function(X.numpy(), 2.0, 0.5)
-    np.testing.assert_allclose(
-        model(torch.tensor([2.0, 0.5], dtype=torch.float64), X, None), expected, rtol=1e-15
-    )
+    np.testing.assert_allclose(model(torch.tensor([2.0, 0.5], dtype=torch.float64), X, None), expected, rtol=1e-15)
 
 
 def test_tensors_prefer_torch():
@@ -193,9 +187,7 @@ def test_a_compiled_torch_function(by_vector):
     _, form = call_signature(function, 2)
     model = adapted(function, [2.0, 0.5], form)
     assert isinstance(model, TorchFunction)
-    np.testing.assert_allclose(
-        model(torch.tensor([2.0, 0.5], dtype=torch.float64), X, None), 2 * X.numpy() + 0.5
-    )
+    np.testing.assert_allclose(model(torch.tensor([2.0, 0.5], dtype=torch.float64), X, None), 2 * X.numpy() + 0.5)
 
 
 def test_a_residual_function():
@@ -288,9 +280,7 @@ def test_what_is_no_number_is_a_type_error(values):
 
 
 def test_a_list_is_an_array():
-    np.testing.assert_allclose(
-        NumpyFunction(lambda x, a, b: [a * t for t in x], ())(THETA, X, None), 2 * X.numpy()
-    )
+    np.testing.assert_allclose(NumpyFunction(lambda x, a, b: [a * t for t in x], ())(THETA, X, None), 2 * X.numpy())
 
 
 def test_numpy_stays_on_the_cpu():
@@ -363,9 +353,7 @@ def test_frozen_parameters_keep_their_values():
     model.load(torch.zeros(4, dtype=torch.float64))
     assert float(module.rate) == 0.5
     assert model.theta.tolist() == [0.0] * 4
-    np.testing.assert_allclose(
-        model(torch.ones(4).double(), X[:, None], None), 2 * np.exp(-0.5 * X.numpy()) + 2
-    )
+    np.testing.assert_allclose(model(torch.ones(4).double(), X[:, None], None), 2 * np.exp(-0.5 * X.numpy()) + 2)
 
 
 class Tied(torch.nn.Module):
@@ -435,9 +423,7 @@ def test_a_column_of_predictions_meets_a_vector_of_targets():
 @pytest.mark.parametrize("kind", [NumpyFunction, TorchFunction])
 def test_shapes_of_a_function_and_its_targets(kind, target_shape):
     y = torch.randn(target_shape, dtype=torch.float64)
-    model = ResidualOf(
-        kind(lambda x, a, b: a * x + b, ("a", "b")), lambda prediction, target: prediction - target
-    )
+    model = ResidualOf(kind(lambda x, a, b: a * x + b, ("a", "b")), lambda prediction, target: prediction - target)
     residual = model(THETA, X, y)
     np.testing.assert_allclose(residual.reshape(-1), 2 * X.numpy() + 0.5 - y.numpy().ravel())
     assert residual.numel() == 20
@@ -457,8 +443,6 @@ def test_a_replica_of_a_residual_has_a_module_of_its_own():
 
 def test_the_complex_step_passes_through_a_numpy_residual():
     """Casting the residual to float64 would drop the imaginary part, with a warning."""
-    model = ResidualOf(
-        NumpyFunction(lambda x, a, b: a * x + b, ()), lambda prediction, target: prediction - target
-    )
+    model = ResidualOf(NumpyFunction(lambda x, a, b: a * x + b, ()), lambda prediction, target: prediction - target)
     theta = torch.complex(THETA, torch.tensor([1e-20, 0.0], dtype=torch.float64))
     np.testing.assert_allclose(model(theta, X, X).imag, 1e-20 * X.numpy())

@@ -320,9 +320,7 @@ def test_a_constant_model(library):
     model = wrapped(lambda x, a: a, library)
     problem = problem_of(model, x6, x6, [2.0])
     assert not problem.coupled
-    assert problem.cost(torch.tensor([2.0], dtype=torch.float64)) == pytest.approx(
-        0.5 * float(((2 - x6) ** 2).sum())
-    )
+    assert problem.cost(torch.tensor([2.0], dtype=torch.float64)) == pytest.approx(0.5 * float(((2 - x6) ** 2).sum()))
     jac = Derivatives.choose(problem, "auto", torch.tensor([2.0], dtype=torch.float64)).at(
         torch.tensor([2.0], dtype=torch.float64)
     )
@@ -368,17 +366,13 @@ def test_residuals_that_are_not_one_a_row(kind, n_rows, library, rng):
     assert problem.coupled
     theta = torch.tensor(THETA)
     np.testing.assert_allclose(problem.cost(theta), 0.5 * expected @ expected, rtol=1e-12)
-    ((r, J),) = (
-        Derivatives.choose(problem, "autograd" if library is torch else "3-point", theta).at(theta).blocks()
-    )
+    ((r, J),) = Derivatives.choose(problem, "autograd" if library is torch else "3-point", theta).at(theta).blocks()
     np.testing.assert_allclose(r, expected, rtol=1e-12, atol=1e-12)
     assert relative_column_error(J, central_differences(values, THETA)) < 1e-6  # rounding of differences
 
 
 def test_a_residual_of_one_number(rng):
-    problem = problem_of(
-        torch_model(lambda theta, x, y: (theta[0] * x - y).norm(), "residual"), x6, 3 * x6, [2.0]
-    )
+    problem = problem_of(torch_model(lambda theta, x, y: (theta[0] * x - y).norm(), "residual"), x6, 3 * x6, [2.0])
     assert problem.n_residuals == 1
     assert problem.cost(torch.tensor([2.0], dtype=torch.float64)) == pytest.approx(0.5 * float((x6**2).sum()))
 
@@ -394,9 +388,7 @@ def test_cost_against_an_exact_sum(n_rows, rng):
     assert problem.cost(torch.tensor(THETA)) == pytest.approx(exact, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"), [(1e200, math.inf), (math.inf, math.inf), (math.nan, math.nan)]
-)
+@pytest.mark.parametrize(("size", "expected"), [(1e200, math.inf), (math.inf, math.inf), (math.nan, math.nan)])
 def test_a_cost_that_is_no_number_is_no_exception(size, expected):
     problem = problem_of(numpy_model(lambda x, a: a * np.ones_like(x)), np.ones(5 * LEAF_ROWS), None, [1.0])
     assert problem.cost(torch.tensor([size], dtype=torch.float64)) == pytest.approx(expected, nan_ok=True)
@@ -447,9 +439,7 @@ def test_residuals_have_no_target_norm():
 @pytest.mark.parametrize("chunk_rows", [0, -3])
 def test_a_block_has_at_least_one_row(chunk_rows):
     with pytest.raises(ValueError, match="chunk_rows"):
-        problem_of(
-            torch_model(lambda x, a: a * x), np.arange(5.0), np.arange(5.0), [1.0], chunk_rows=chunk_rows
-        )
+        problem_of(torch_model(lambda x, a: a * x), np.arange(5.0), np.arange(5.0), [1.0], chunk_rows=chunk_rows)
 
 
 def decay_problem(devices, rng, library=torch, chunk_rows=LEAF_ROWS):

@@ -81,9 +81,7 @@ def test_chunk_slices_cover_the_rows_once(n_rows, chunk_rows):
     slices = chunk_slices(n_rows, chunk_rows)
     assert [i for part in slices for i in range(n_rows)[part]] == list(range(n_rows))
     sizes = [part.stop - part.start for part in slices]
-    assert sizes == [chunk_rows] * (n_rows // chunk_rows) + (
-        [n_rows % chunk_rows] if n_rows % chunk_rows else []
-    )
+    assert sizes == [chunk_rows] * (n_rows // chunk_rows) + ([n_rows % chunk_rows] if n_rows % chunk_rows else [])
 
 
 @pytest.mark.parametrize("per_row", [1, 3])

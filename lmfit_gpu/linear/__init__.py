@@ -1,5 +1,7 @@
 """Reductions of (J, r) that give a step for every damping: one solver a file."""
 
+from typing import Any
+
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import Linearization, Step
@@ -16,7 +18,7 @@ __all__ = [
     "linearize",
 ]
 
-SOLVERS = {"qr": QRLinearization, "cholesky": CholeskyLinearization}
+SOLVERS: dict[str, Any] = {"qr": QRLinearization, "cholesky": CholeskyLinearization}
 MANY_PARAMS = 1000  # beyond, the singular value decomposition (20 n³ flops) outweighs its accuracy
 
 

@@ -24,9 +24,7 @@ from lmfit_gpu.linear.qr import EPSILON, covariance_from
 __all__ = ["CholeskyLinearization"]
 
 UNDAMPED_TRIES = 5
-RANK_ROUNDING = (
-    10 * EPSILON
-)  # per column: eigenvalues of a Gram matrix summed over many rows are known to that
+RANK_ROUNDING = 10 * EPSILON  # per column: eigenvalues of a Gram matrix summed over many rows are known to that
 
 
 class CholeskyLinearization:

@@ -71,7 +71,7 @@ class QRLinearization:
 
     @cached_property
     def _svd(self) -> tuple[Any, Any, Any]:
-        """s (n,), w = Uᵀz (n,), Vᵀ (n, n) of R D⁻¹."""
+        """Return s (n,), w = Uᵀz (n,), Vᵀ (n, n) of R D⁻¹."""
         u, s, vt = self._backend.svd(self._r / self._d)
         return s, u.T @ self._z, vt
 
@@ -83,7 +83,7 @@ class QRLinearization:
         return self._backend.to_tensor(s, device).numpy(), self._backend.to_tensor(w, device).numpy()
 
     def _inverse(self, s: Any, damping: float, error: float = 0.0) -> Any:
-        """s / (s² + λ), with 0 for singular values that are zero to rounding, or to `error`, when λ = 0."""
+        """Return s / (s² + λ), with 0 for singular values that are zero to rounding, or to `error`, when λ = 0."""
         if damping > 0:
             return s / (s**2 + damping)
         kept = s > max(error, len(s) * EPSILON) * s[0]
