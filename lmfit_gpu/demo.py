@@ -180,7 +180,7 @@ def show_curve(output: Path) -> Path:
     """Fit the curve, print the report, and return the path of the plot."""
     problem = load_nist("Thurber")
     print(f"1. A curve: {problem.name}, {len(problem.y)} measured points (NIST StRD), from the far start\n")
-    print(f"   y = {problem.model_text}\n")
+    print(f"   {problem.model_text}\n")
     estimator = fit_curve(problem)
     print(estimator.report())
     digits = correct_digits(estimator.theta_, problem.reference.params)
