@@ -36,13 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv : sequence of str, optional
         Default: the command line.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m lmfit_gpu", description="Levenberg-Marquardt for scientists."
-    )
+    parser = argparse.ArgumentParser(prog="python -m lmfit_gpu", description="Levenberg-Marquardt for scientists.")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    demo_parser = commands.add_parser(
-        "demo", help="two fits with plots", description=DEMO, formatter_class=RAW
-    )
+    demo_parser = commands.add_parser("demo", help="two fits with plots", description=DEMO, formatter_class=RAW)
     demo.add_arguments(demo_parser)
     validate_parser = commands.add_parser(
         "validate", help="the NIST problems, digits counted", description=VALIDATE, formatter_class=RAW

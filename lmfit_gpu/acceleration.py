@@ -7,6 +7,7 @@ that curvature, gives
 
 used only while :math:`2 \|D a\| \le \alpha \|D p\|`, so that the series in p may be trusted
 (Transtrum, Machta and Sethna, Phys. Rev. E 83 (2011) 036701, doi:10.1103/PhysRevE.83.036701; α = 0.75 there).
+An undamped step after a trial whose gain was as predicted is left alone: the residuals are nearly linear over it.
 """
 
 import torch
@@ -18,13 +19,25 @@ from lmfit_gpu.linear import Linearization, Step
 __all__ = ["accelerated", "accelerates"]
 
 ALPHA = 0.75
+AS_PREDICTED = 0.01
 
 
-def accelerates(policy: DampingPolicy, jacobian: Jacobian) -> bool:
-    """Return whether a policy asks for acceleration, "auto" being: where it costs less than a linearisation."""
-    if policy.accelerate == "auto":
-        return jacobian.can_accelerate
-    return bool(policy.accelerate)
+def accelerates(policy: DampingPolicy, jacobian: Jacobian, undamped: bool, gain_ratio: float) -> bool:
+    """Return whether a step is to be corrected.
+
+    Parameters
+    ----------
+    policy : DampingPolicy
+        Its ``accelerate`` is a bool, or "auto": where a correction costs less than a linearisation, and may help.
+    jacobian : Jacobian
+    undamped : bool
+        The step is the Gauss-Newton step.
+    gain_ratio : float
+        Of the trial before; NaN when there was none.
+    """
+    if policy.accelerate != "auto":
+        return bool(policy.accelerate)
+    return jacobian.can_accelerate and not (undamped and abs(gain_ratio - 1) <= AS_PREDICTED)
 
 
 def accelerated(lin: Linearization, jacobian: Jacobian, step: Step) -> torch.Tensor | None:

@@ -193,9 +193,7 @@ def show_network(output: Path, n_points: int = N_POINTS, max_iter: int = MAX_ITE
     """Fit the network by both methods, print the comparison, and return the path of the plot."""
     data, network = sinc_data(n_points), make_network()
     n_weights = sum(p.numel() for p in network.parameters())
-    print(
-        f"\n2. A network: sin(10x)/(10x), {n_points:,} points, {n_weights} weights (1-{N_HIDDEN}-1, tanh)\n"
-    )
+    print(f"\n2. A network: sin(10x)/(10x), {n_points:,} points, {n_weights} weights (1-{N_HIDDEN}-1, tanh)\n")
     fit_network(network, sinc_data(64), max_iter=2)  # torch imports parts of itself at their first use
     estimator, lm = fit_network(network, data, max_iter)
     adam = train_adam(network, data, seconds=lm[-1][0])

@@ -125,7 +125,9 @@ class LevenbergMarquardt:
         if not (step.valid and step.predicted_reduction > 0):
             return self._rejected(problem, state, step, float("nan"), False)
         evaluated = state.jacobian.nfev
-        corrects = accelerates(self.damping, state.jacobian)
+        gain_ratio = float("nan") if state.record is None else state.record.gain_ratio
+        undamped = step.damping <= state.lin.least_damping
+        corrects = accelerates(self.damping, state.jacobian, undamped, gain_ratio)
         correction = accelerated(state.lin, state.jacobian, step) if corrects else None
         theta = state.theta + (step.p if correction is None else correction).to(state.theta)
         trial = problem.cost(theta)

@@ -197,9 +197,7 @@ def fit_scipy(problem: NistProblem, start: int) -> ScipyRun:
     except (RuntimeError, OptimizeWarning):
         return ScipyRun(problem.name, start, calls, 0.0, 0.0, failed=True)
     digits = correct_digits(popt, problem.reference.params)
-    return ScipyRun(
-        problem.name, start, calls, digits, correct_digits(stderr, problem.reference.stderr), failed=False
-    )
+    return ScipyRun(problem.name, start, calls, digits, correct_digits(stderr, problem.reference.stderr), failed=False)
 
 
 def fit_all(way: Way, problems: Iterable[NistProblem] | None = None) -> list[Run]:
@@ -293,9 +291,7 @@ def _chosen_ways(form: str | None, jac: str | None, solver: str) -> list[Way]:
 def _report_way(way: Way, problems: Sequence[NistProblem]) -> list[str]:
     solver = "" if way.solver == "auto" else f", solver={way.solver!r}"
     print(f"\n{way.name}{solver}\n")
-    print(
-        f"{'problem':12}{'start':>6}{'trials':>8}{'nfev':>7}{'njev':>6}{'digits':>8}{'of stderr':>11}  status"
-    )
+    print(f"{'problem':12}{'start':>6}{'trials':>8}{'nfev':>7}{'njev':>6}{'digits':>8}{'of stderr':>11}  status")
     runs = fit_all(way, problems)
     for run in runs:
         print(
@@ -325,9 +321,7 @@ def _report_scipy(problems: Sequence[NistProblem]) -> None:
     ]
     print(f"\nscipy.optimize.curve_fit {scipy.__version__}, its defaults, numpy models, the same limits\n")
     print(f"parameters to {PARAM_DIGITS:.0f} digits: {sum(run.params_right for run in runs)} of {total} runs")
-    print(
-        f"standard errors to {STDERR_DIGITS:.0f} digits: {sum(run.stderr_right for run in runs)} of {total}"
-    )
+    print(f"standard errors to {STDERR_DIGITS:.0f} digits: {sum(run.stderr_right for run in runs)} of {total}")
     print(f"both: {sum(run.params_right and run.stderr_right for run in runs)} of {total}")
     print(f"calls of the model: {sum(run.nfev for run in runs):,}")
     print(f"failed (RuntimeError or OptimizeWarning): {', '.join(failed) or 'none'}")

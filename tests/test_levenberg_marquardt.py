@@ -89,7 +89,7 @@ def assert_same_iterates(one, other, factor):
     assert abs(len(costs[0]) - len(costs[1])) <= 1
     far = 100 * one.history[0].trial_cost
     cut = np.minimum(costs[1][:common] / factor**2, far), np.minimum(costs[0][:common], far)
-    np.testing.assert_allclose(*cut, rtol=1e-6)
+    np.testing.assert_allclose(*cut, rtol=1e-5)
 
 
 @every_model
@@ -478,7 +478,7 @@ def test_counts_of_a_torch_model(accelerate, rng):
     assert result.nfev == model.count
     trials, accepted = result.n_iter, sum(record.accepted for record in result.history)
     assert result.njev == 1 + accepted
-    assert result.nfev == 1 + trials + result.njev + (2 * trials if accelerate else 0)
+    assert result.nfev == 1 + trials + result.njev + (trials if accelerate else 0)
 
 
 # ---- automatic differences

@@ -36,6 +36,4 @@ def test_links_lead_to_files_and_headings(page):
         assert file.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {
-                re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings
-            }
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

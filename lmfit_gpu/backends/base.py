@@ -1,5 +1,6 @@
 """What a backend offers."""
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,10 @@ class Backend(Protocol):
     """Nine primitives; ``Array`` is the backend's own array type."""
 
     name: str
+
+    def leaf_threads(self) -> AbstractContextManager[Any]:
+        """Return a context for reductions leaf by leaf: matrices too small to share between threads."""
+        ...
 
     def asarray(self, tensor: torch.Tensor) -> Any:
         """Return a float64 array of the backend (on the same memory where dtype and device allow)."""

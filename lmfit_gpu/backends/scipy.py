@@ -1,9 +1,14 @@
 """Backend on numpy arrays and LAPACK through SciPy: the reference, on the CPU."""
 
+import functools
+from contextlib import AbstractContextManager
+from typing import Any
+
 import numpy as np
 import torch
 from scipy import linalg
 from scipy.linalg import lapack
+from threadpoolctl import ThreadpoolController
 
 __all__ = ["ScipyBackend"]
 
@@ -16,6 +21,14 @@ class ScipyBackend:
     """Nine primitives of dense linear algebra by LAPACK."""
 
     name = "scipy"
+
+    def leaf_threads(self) -> AbstractContextManager[Any]:
+        """Return a context with one BLAS thread.
+
+        OpenBLAS and torch keep a pool of threads each that spin while they wait; on two cores 4,096 x 31 leaves took
+        ten times longer with both pools awake.
+        """
+        return _blas().limit(limits=1, user_api="blas")
 
     def asarray(self, tensor: torch.Tensor) -> Array:
         """Return a float64 numpy array, on the same memory when the tensor is float64 on the CPU."""
@@ -64,5 +77,16 @@ class ScipyBackend:
 def _triangle(matrix: Array) -> Array:
     rows, k = matrix.shape
     factored = lapack.dgeqrf(matrix, lwork=max(1, BLOCK_COLUMNS * k))[0]
-    triangle = np.triu(factored[:k])
-    return triangle if rows >= k else np.concatenate((triangle, np.zeros((k - rows, k))))
+    if rows < k:
+        factored = np.concatenate((factored, np.zeros((k - rows, k))))
+    return np.where(_upper(k), factored[:k], 0.0)
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+@functools.lru_cache(maxsize=8)
+def _upper(k: int) -> Array:
+    return np.tri(k, dtype=bool).T

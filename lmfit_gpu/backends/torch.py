@@ -1,5 +1,8 @@
 """Backend on torch tensors: LAPACK on the CPU, cuSOLVER on a GPU, without leaving the device."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 
 __all__ = ["TorchBackend"]
@@ -20,6 +23,10 @@ class TorchBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+
+    def leaf_threads(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: torch shares small matrices well."""
+        return nullcontext()
 
     def asarray(self, tensor: torch.Tensor) -> Array:
         """Return a float64 tensor, itself where dtype and device agree."""

@@ -9,6 +9,7 @@ the minimiser of the model plus :math:`\tfrac12 \lambda \|D p\|^2`, and its pred
 λ has no unit: D has the units of J.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import torch
 
 from lmfit_gpu.backends import Backend, TorchBackend
 from lmfit_gpu.jacobian import Jacobian
+from lmfit_gpu.rows import LEAF_ROWS
 
 __all__ = ["Linearization", "Step", "reduce_with"]
 
@@ -112,4 +114,5 @@ def reduce_with(jacobian: Jacobian, backend: Backend, leaf: str, combine: Any) -
             return backend.asarray(getattr(TorchBackend(columns.device), leaf)(columns.double()))
         return getattr(backend, leaf)(backend.asarray(columns))
 
-    return jacobian.reduce(reduced, combine)
+    with backend.leaf_threads() if jacobian.problem.n_residuals > LEAF_ROWS else nullcontext():
+        return jacobian.reduce(reduced, combine)
