@@ -78,7 +78,8 @@ class Differences:
         with torch.no_grad():
             values = problem.values(theta, block)
             steps = self.steps.to(theta)
-            batch = min(FORWARD_BATCH, max(1, TOGETHER_BYTES // (8 * max(values.numel(), 1))))
+            fits = TOGETHER_BYTES // (8 * max(values.numel(), 1))
+            batch = max(1, min(FORWARD_BATCH, fits)) if self.together else 1
             for start in range(0, theta.numel(), batch):
                 part = slice(start, min(start + batch, theta.numel()))
                 self._fill(problem, theta, block, steps, part, values, columns[part])
@@ -123,7 +124,7 @@ class Differences:
     def _evaluate(self, problem: LeastSquaresProblem, thetas: torch.Tensor, block: Block) -> torch.Tensor:
         if self.together:
             return vmap(lambda t: problem.values(t, block))(thetas)
-        return torch.stack([problem.values(t, block) for t in thetas])
+        return problem.values(thetas[0], block)[None]
 
     def relative_error(self, column_norms: torch.Tensor, value_norm: float) -> float:
         """Return an estimate of the relative error of the columns: rounding of the values over their change."""

@@ -18,6 +18,7 @@ Whether a callable is written in numpy or in torch is found out by trying (:func
 """
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ CALL_ERRORS = (
     AssertionError,
 )
 
+OWN_REFERENCES = 3  # the caller's name, the argument, and getrefcount's own
 GRADIENT_RTOL = 1e-2  # a parameter lost from the graph misses its whole share; kinks in a model, far less
 AGREE_RTOL = 1e-6  # numpy and torch forms of one function differ by rounding; std(ddof) by far more
 
@@ -126,14 +128,24 @@ class NumpyFunction:
             values = np.asarray(_call(self.function, self.order, *arrays))
         if values.dtype == object or not np.issubdtype(values.dtype, np.number):
             raise TypeError(f"model: returned {values.dtype} values; numbers are expected")
-        kind = np.complex128 if np.iscomplexobj(values) else np.float64
-        return torch.from_numpy(np.array(values, dtype=kind))  # a copy: the model may reuse its output array
+        return _owned(values)
 
     def replicate(self, device: torch.device) -> "NumpyFunction":
         """Return itself: a function holds no state."""
         if device.type != "cpu":
             raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {device}")
         return self
+
+
+def _owned(values: np.ndarray) -> torch.Tensor:
+    """Return values in float64 (complex128) on memory that the model does not use again.
+
+    An array that only this call and its caller refer to is nobody else's; any other is copied.
+    """
+    kind = np.complex128 if np.iscomplexobj(values) else np.float64
+    if values.dtype == kind and values.flags.owndata and values.ndim and sys.getrefcount(values) <= OWN_REFERENCES:
+        return torch.from_numpy(values)
+    return torch.from_numpy(np.array(values, dtype=kind))
 
 
 def _read_only(tensor: torch.Tensor) -> np.ndarray:
@@ -238,8 +250,7 @@ class ResidualOf:
             return residual
         with np.errstate(all="ignore"):
             values = np.asarray(self.function(prediction.numpy(), None if y is None else _read_only(y)))
-        kind = np.complex128 if np.iscomplexobj(values) else np.float64
-        return torch.from_numpy(np.array(values, dtype=kind))
+        return _owned(values)
 
     def replicate(self, device: torch.device) -> "ResidualOf":
         """Return the same function with a replica of its model."""

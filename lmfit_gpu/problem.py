@@ -22,7 +22,7 @@ from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, chunk_slices, leaf_slices
 
 __all__ = ["Block", "LeastSquaresProblem", "nearby"]
 
-BLOCK_BYTES = 8 * 2**20  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
+BLOCK_BYTES = 16 * 2**20  # columns of one block's Jacobian: larger blocks leave the cache, smaller ones cost calls
 PROBE_ROWS = 64
 EXTREME_FEATURES = 4  # features whose extreme rows take part in the row check
 # A row alone and among others differ by rounding (vector and scalar kernels), not by more.
