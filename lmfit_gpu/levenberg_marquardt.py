@@ -20,6 +20,7 @@ import torch
 
 from lmfit_gpu.acceleration import accelerated, accelerates
 from lmfit_gpu.backends import Backend, get_backend
+from lmfit_gpu.certificate import newton_gain
 from lmfit_gpu.damping import DampingPolicy, Scale, TrustRegion, updated_scale
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.jacobian import Derivatives, Jacobian
@@ -27,6 +28,7 @@ from lmfit_gpu.linear import Linearization, Step, choose, linearize
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
 from lmfit_gpu.termination import (
+    AT_ROUNDING,
     Tolerances,
     check,
     check_stalled,
@@ -168,7 +170,26 @@ class LevenbergMarquardt:
         if stop is None:
             return state
         refined = self._refined(problem, state)
-        return replace(state, stop=stop) if refined is None else refined
+        return self._certified(problem, state, stop) if refined is None else refined
+
+    def _certified(self, problem: LeastSquaresProblem, state: State, stop: Stop) -> State:
+        """Return the state with a stop without success, or with success where the true Hessian shows a minimum."""
+        if stop.status > 0:
+            return replace(state, stop=stop)
+        nfev = 0
+
+        def gradient(theta: torch.Tensor) -> torch.Tensor:
+            nonlocal nfev
+            jacobian = state.derivatives.at(theta)
+            lin = linearize(jacobian, choose(self.solver, problem.n_params), self._backend(problem))
+            nfev += jacobian.nfev
+            return lin.gradient
+
+        gain = newton_gain(gradient, state.lin, state.theta)
+        limit = AT_ROUNDING[problem.dtype][0]
+        if gain is not None and gain <= limit:
+            stop = Stop(Status.CONVERGED_CURVATURE, gain, limit)
+        return replace(state, stop=stop, nfev=state.nfev + nfev)
 
     def _tested(self, problem: LeastSquaresProblem, state: State) -> State:
         """Return the state with its stop, if a test is met on the finest derivatives there are."""

@@ -16,6 +16,7 @@ class Status(IntEnum):
     CONVERGED_COST = 2
     CONVERGED_STEP = 3
     CONVERGED_RESIDUAL = 4
+    CONVERGED_CURVATURE = 5
     MAX_ITER = 0
     STALLED = -1
     STALLED_AT_PRECISION = -2
@@ -29,6 +30,7 @@ MEASURE = {  # what is compared with the limit, and what to try
     Status.CONVERGED_COST: ("relative reduction still to gain", ""),
     Status.CONVERGED_STEP: ("largest relative step of a parameter", ""),
     Status.CONVERGED_RESIDUAL: ("norm of the residual, zero to rounding,", ""),
+    Status.CONVERGED_CURVATURE: ("relative reduction that Newton's step with the true Hessian promises", ""),
     Status.MAX_ITER: ("iterations", "raise max_iter, or start nearer (p0)"),
     Status.STALLED: (
         "length of the last step",

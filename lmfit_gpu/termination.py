@@ -32,7 +32,7 @@ import torch
 from lmfit_gpu.linear import Linearization, Step
 from lmfit_gpu.result import Status, Stop
 
-__all__ = ["Tolerances", "check", "check_stalled", "gradient_cosine", "rounding_of_residual"]
+__all__ = ["AT_ROUNDING", "Tolerances", "check", "check_stalled", "gradient_cosine", "rounding_of_residual"]
 
 AUTO = {  # ftol, xtol, gtol
     torch.float64: (1e-17, 1e-14, 1e-14),
