@@ -95,7 +95,7 @@ def _is_complex(array: Any) -> bool:
 
 def _rows_first(x: Any, f: Callable[..., Any], n_rows: int) -> tuple[Any, Callable[..., Any]]:
     """Return x as (n_rows, k), and f taking such rows."""
-    if x.ndim == 1 or tuple(x.shape) == (n_rows, 1):
+    if tuple(x.shape) in ((n_rows,), (n_rows, 1)):
         return x.reshape(-1, 1), f
     if x.ndim != 2 or x.shape[1] != n_rows:
         raise ValueError(
