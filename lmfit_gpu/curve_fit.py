@@ -20,6 +20,7 @@ def curve_fit(
     xdata: Any,
     ydata: Any,
     p0: Any = None,
+    *,
     jac: str | Callable[..., Any] | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -71,9 +72,10 @@ def curve_fit(
     if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] != 1):
         raise ValueError(f"ydata: got shape {tuple(y.shape)}; (M,) is expected")
     y = y.reshape(-1)
-    X, model = _rows_first(_array(xdata), f, len(y))
+    X, (model, jac) = _rows_first(_array(xdata), (f, jac), len(y))
     if _is_complex(y):
         y, model = _stacked(y), _with_stacked_output(model)
+        jac = _with_stacked_rows(jac) if callable(jac) else jac
     if p0 is None:
         p0 = np.ones(len(call_signature(f, None)[0] or ()))
     est = LMRegressor(model, p0=p0, jac="auto" if jac is None else jac, **options)
@@ -93,20 +95,36 @@ def _is_complex(array: Any) -> bool:
     return array.is_complex() if isinstance(array, torch.Tensor) else np.iscomplexobj(array)
 
 
-def _rows_first(x: Any, f: Callable[..., Any], n_rows: int) -> tuple[Any, Callable[..., Any]]:
-    """Return x as (n_rows, k), and f taking such rows."""
+def _rows_first(x: Any, functions: tuple[Any, Any], n_rows: int) -> tuple[Any, tuple[Any, Any]]:
+    """Return x as (n_rows, k), and the functions (f, jac) taking such rows."""
     if tuple(x.shape) in ((n_rows,), (n_rows, 1)):
-        return x.reshape(-1, 1), f
+        return x.reshape(-1, 1), functions
     if x.ndim != 2 or x.shape[1] != n_rows:
-        raise ValueError(
-            f"xdata: got shape {tuple(x.shape)} for {n_rows} values of ydata; ({n_rows},) or (k, {n_rows})"
-        )
+        expected = f"({n_rows},) or (k, {n_rows})"
+        raise ValueError(f"xdata: got shape {tuple(x.shape)} for {n_rows} values of ydata; {expected} is expected")
+    f, jac = functions
+    return x.T, (_of_columns(f), _of_columns(jac) if callable(jac) else jac)
 
+
+def _of_columns(f: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(f)
     def of_columns(rows: Any, *params: Any) -> Any:
         return f(rows[None] if rows.ndim == 1 else rows.T, *params)
 
-    return x.T, of_columns
+    return of_columns
+
+
+def _with_stacked_rows(jac: Callable[..., Any]) -> Callable[..., Any]:
+    """Return jac (M, n) as (2M, n): the rows of the real and imaginary part of a value together."""
+
+    @functools.wraps(jac)
+    def stacked(x: Any, *params: Any) -> Any:
+        rows = jac(x, *params)
+        parts = (rows.real, rows.imag) if hasattr(rows, "imag") else (np.real(rows), np.imag(rows))
+        stack = torch.stack(parts, dim=1) if isinstance(rows, torch.Tensor) else np.stack(parts, axis=1)
+        return stack.reshape(-1, stack.shape[-1])
+
+    return stacked
 
 
 def _stacked(values: Any) -> Any:

@@ -39,7 +39,7 @@ __all__ = [
 RADIUS_WITHIN = 0.1  # MINPACK lmpar: the secular equation is solved to 10 %
 SECULAR_ITERATIONS = 30  # two or three are usual; the safeguard halves the bracket's logarithm
 SHRINK_BELOW, GROW_ABOVE = 0.25, 0.75  # MINPACK lmder
-SHRINK = 0.15  # with grow = 3 the best of twelve rules on starts near the six hardest of NIST's (see docs/design.md)
+SHRINK = 0.15  # with grow = 3 the best of twelve rules on starts near the six hardest of NIST's
 FIRST_RADIUS_SHARE = 1e-3
 DAMPING_RANGE = (1e-20, 1e20)  # beyond, p is the Gauss-Newton step or zero to rounding
 
@@ -113,6 +113,8 @@ class TrustRegion:
         """Check the parameters."""
         if self.radius is not None and not self.radius > 0:
             raise ValueError(f"radius: got {self.radius!r}; a positive number or None is expected")
+        if not (isinstance(self.accelerate, bool) or self.accelerate == "auto"):
+            raise ValueError(f"accelerate: got {self.accelerate!r}; True, False or 'auto' is expected")
         if not self.grow > 1:
             raise ValueError(f"grow: got {self.grow!r}; a number > 1 is expected")
 
@@ -138,7 +140,7 @@ class TrustRegion:
 
     def reject(self, state: Region, step: Step) -> Region:
         """Shrink the radius to a fraction of the step."""
-        length = min(state.radius, step.scaled_norm) if step.valid else state.radius
+        length = min(state.radius, step.scaled_norm) if step.valid and step.scaled_norm > 0 else state.radius
         return Region(SHRINK * length, state.damping / SHRINK)
 
 
@@ -190,6 +192,11 @@ class NielsenDamping:
     scaling: Any = "jacobian"
     accelerate: str | bool = False
     attempts = None
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        if not self.start_damping > 0:
+            raise ValueError(f"start_damping: got {self.start_damping!r}; a positive number is expected")
 
     def start(self, lin: Linearization, theta: torch.Tensor) -> Lambda:
         """Return the first λ."""

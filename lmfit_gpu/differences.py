@@ -38,8 +38,10 @@ COMPLEX_RTOL = 0.05  # against 3-point differences, whose steps may be long: a m
 ORDER = {"2-point": 1 / 2, "3-point": 1 / 3}  # step relative to |θ_j|: ε to this power
 TOGETHER_BYTES = 64 * 2**20  # values of perturbed parameters held at once
 FORWARD_BATCH = 32  # and never more points at once: a network's inner layers hold more than its output
+PROPORTIONAL = 0.01  # two slopes of a model without noise agree to their truncation, 1e-7
+NOISE_LIMIT = 1e-3  # relative step beyond which a curved model is no straight line any more
 SEARCH_FACTOR = 1e3  # a probe step that shows nothing, or leaves the domain, is changed by this
-SEARCH_TRIES = 6
+SEARCH_TRIES = 9
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Differences:
         h, in units of the parameters.
     together : bool
         Perturbed parameters are evaluated together (vmap).
+    floor : Tensor, shape (n_params,), optional
+        Steps do not fall below it: what the search at the start had to grow to, for a model that rounds.
     complex_features : bool
         The complex step needs X cast to complex as well (matrix products do).
     """
@@ -60,6 +64,7 @@ class Differences:
     scheme: str
     steps: torch.Tensor
     together: bool = False
+    floor: torch.Tensor | None = None
     complex_features: bool = False
 
     @property
@@ -156,6 +161,7 @@ class Differences:
         noise = epsilon * value_norm / (NOISE * column_norms.to(theta))
         base = eta * torch.where(theta == 0, matters, theta.abs())
         steps = torch.maximum(base, torch.minimum(noise, MATTERS * matters))
+        steps = steps if self.floor is None else torch.maximum(steps, self.floor)
         usable = torch.isfinite(steps) & (steps > 0)
         return replace(self, steps=torch.where(usable, steps, self.steps))
 
@@ -193,41 +199,62 @@ def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme:
     first = eta * _nonzero(theta.abs(), torch.ones_like(theta))
     with torch.no_grad():
         values = problem.values(theta, probe)
-        found = [_visible_step(problem, theta, probe, values, j, float(first[j])) for j in range(theta.numel())]
+        found = [_visible_step(problem, theta, probe, values, (j, float(first[j]), eta)) for j in range(theta.numel())]
         residual_norm = float(torch.linalg.vector_norm(probe.residual(values)))
     steps, norms = (torch.tensor(part, dtype=theta.dtype, device=theta.device) for part in zip(*found, strict=True))
-    start = Differences(scheme, steps, together=_vmap_works(problem, theta, probe))
+    floor = torch.where(steps > first, steps, torch.zeros_like(steps))
+    start = Differences(scheme, steps, together=_vmap_works(problem, theta, probe), floor=floor)
     return start.adapted(theta, float(torch.linalg.vector_norm(values)), residual_norm, norms)
 
 
 def _visible_step(
-    problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block, values: torch.Tensor, j: int, step: float
+    problem: LeastSquaresProblem,
+    theta: torch.Tensor,
+    probe: Block,
+    values: torch.Tensor,
+    search: tuple[int, float, float],
 ) -> tuple[float, float]:
-    """Return a step of parameter j that changes the probe's values and stays in the domain, and ‖ΔJ_j‖."""
+    """Return a step of parameter j that changes the probe's values as a derivative does, and ‖J_j‖.
+
+    The change must be above rounding, finite, and proportional to the step: ten times the step must give the same
+    slope within 1 %, or the model rounds (float32 inside, a table, an inner solver) and the step grows.
+    `search` is j, the first step to try, and the least step after a first that shows nothing.
+    """
+    j, step, eta = search
     epsilon = torch.finfo(theta.dtype).eps
     noise = epsilon * float(torch.linalg.vector_norm(values))
-    smallest = epsilon * float(theta[j].abs())
 
-    def slope(signed: float) -> tuple[float, float]:
+    def change(signed: float) -> tuple[float, torch.Tensor]:
         moved = theta.clone()
         moved[j] += signed
         taken = abs(float(moved[j] - theta[j]))
-        return taken, float(torch.linalg.vector_norm(problem.values(moved, probe) - values))
+        return taken, problem.values(moved, probe) - values
 
-    first = step
+    first, last_norm = step, 0.0
     for _ in range(SEARCH_TRIES):
-        taken, change = slope(step)
-        if not change < float("inf"):
-            taken, change = slope(-step)  # theta may lie on the edge of the model's domain
-        if noise < change < float("inf"):
-            return step, change / taken
-        if change <= noise:
-            step = max(step * SEARCH_FACTOR, epsilon ** (1 / 3))  # 1e-30 is zero beside a model of size 1
-        else:
+        taken, difference = change(step)
+        size = float(torch.linalg.vector_norm(difference))
+        side = 1
+        if not size < float("inf"):
+            side = -1  # theta may lie on the edge of the model's domain
+            taken, difference = change(-step)
+            size = float(torch.linalg.vector_norm(difference))
+        if size <= noise:
+            step = max(step * SEARCH_FACTOR, eta)  # 1e-30 is zero beside a model of size 1
+            continue
+        if not size < float("inf"):
             step /= SEARCH_FACTOR
-        if step <= smallest:
-            break
-    return first, 0.0
+            if step <= epsilon * float(theta[j].abs()):
+                break
+            continue
+        last_norm = size / taken
+        wide_taken, wide = change(side * 10 * step)
+        off = float(torch.linalg.vector_norm(wide / wide_taken - difference / taken))
+        proportional = off <= PROPORTIONAL * last_norm or not off < float("inf")  # the wider step leaves the domain
+        if proportional or taken > NOISE_LIMIT * max(1.0, float(theta[j].abs())):
+            return step, last_norm
+        step *= 10
+    return first, last_norm
 
 
 def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> bool:

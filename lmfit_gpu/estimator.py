@@ -1,8 +1,8 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
-import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,24 +14,21 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from lmfit_gpu.backends import get_backend
 from lmfit_gpu.damping import damping_policy
-from lmfit_gpu.devices import resolve_devices
 from lmfit_gpu.exceptions import CovarianceWarning
-from lmfit_gpu.factories import arithmetic, is_factory, made_by
+from lmfit_gpu.jacobian import JACOBIANS
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.linear import choose
-from lmfit_gpu.models import Model, ModuleModel, NumpyFunction, ResidualOf, adapt_callable
-from lmfit_gpu.parameters import resolve_start
+from lmfit_gpu.models import ModuleModel
+from lmfit_gpu.preparation import Setup, is_module, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Result, scaled_covariance
-from lmfit_gpu.rows import ArrayRows, as_tensor, chunk_slices
+from lmfit_gpu.rows import as_tensor, chunk_slices
 from lmfit_gpu.termination import Tolerances
 
 __all__ = ["LMRegressor"]
 
 X_FORMATS = ("auto", "columns", "1d")
-JACOBIANS = ("auto", "autograd", "differences", "2-point", "3-point", "cs")
 NAMES_SHOWN = 6
-SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
 
 
 def _can_predict(estimator: "LMRegressor") -> bool:
@@ -188,20 +185,21 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             tolerances=(self.ftol, self.xtol, self.gtol),
             max_iter=self.max_iter,
         )
-        model, rows, theta = self._build(X, y)
-        problem = LeastSquaresProblem(model, rows, theta, devices=self.devices_, chunk_rows=self.chunk_rows)
-        if problem.n_residuals == 1 and problem.n_params > 1 and model.is_residual:
+        setup = prepare(self, X, y)
+        theta = setup.theta
+        problem = LeastSquaresProblem(setup.model, setup.rows, theta, devices=setup.devices, chunk_rows=self.chunk_rows)
+        if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
             raise ValueError(
                 f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
                 "not their sum or mean (squares are taken here)"
             )
         try:
             result = engine.minimize(problem, theta, callback=self.callback)
-        except KeyboardInterrupt as interrupt:
-            if hasattr(interrupt, "result"):
-                self._keep(interrupt.result)
+        except BaseException as interrupt:
+            if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model: the best point is kept
+                self._keep(setup, interrupt.result)
             raise
-        self._keep(result)
+        self._keep(setup, result)
         self._warn(result)
         return self
 
@@ -220,15 +218,16 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         """
         check_is_fitted(self, "result_")
         X = self._check_features(X, reset=False)
-        rows = ArrayRows(as_tensor(X), None, **self._row_format)
-        device = self.devices_[0]
-        theta = torch.from_numpy(self.theta_).to(device, self._dtype)
-        chunk: int = rows.n_samples if self._chunk_rows is None else self._chunk_rows
+        rows = replace(self._setup.rows, X=as_tensor(X), y=None)
+        theta = torch.from_numpy(self.theta_).to(self._setup.theta)
+        chunk: Any = self.result_.used["chunk_rows"]
+        predictor: Any = self._setup.predictor
+        whole = chunk is None or self._setup.predicts_whole
         with torch.no_grad():
             parts = [
-                _shaped(self._predictor(theta, x, None), len(x), self._y_shape)
-                for part in chunk_slices(rows.n_samples, max(chunk, 1))
-                for x, _ in [rows.read(part, device, self._dtype)]
+                _shaped(predictor(theta, x, None), len(x), self._setup.y_shape)
+                for part in chunk_slices(rows.n_samples, max(rows.n_samples, 1) if whole else chunk)
+                for x, _ in [rows.read(part, theta.device, theta.dtype)]
             ]
         prediction = torch.cat(parts)
         return prediction if isinstance(X, torch.Tensor) else prediction.cpu().numpy()
@@ -268,11 +267,18 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
         if self.x_format not in X_FORMATS:
             raise ValueError(f"x_format: got {self.x_format!r}; allowed are {X_FORMATS}")
-        if not callable(self.jac) and self.jac not in JACOBIANS:
+        if not callable(self.jac) and not (isinstance(self.jac, str) and self.jac in JACOBIANS):
             raise ValueError(f"jac: got {self.jac!r}; allowed are {JACOBIANS} or a callable")
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(f"callback: got {self.callback!r}; a callable is expected")
+        for name in ("solver", "backend"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}: got {getattr(self, name)!r}; a name is expected")
         for name, low in (("max_iter", 0), ("chunk_rows", 1)):
             value = getattr(self, name)
-            if value != "auto" and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low):
+            automatic = name == "chunk_rows" and isinstance(value, str) and value == "auto"
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= low
+            if not (whole or automatic):
                 raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
         choose(self.solver, 1)
         get_backend(self.backend, torch.device("cpu"))
@@ -303,9 +309,13 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 "x[:, None] makes one column; curve_fit takes 1-D x."
             )
         if not isinstance(X, torch.Tensor):
-            return validate_data(self, X, reset=reset, dtype="numeric", allow_nd=self._is_module)
+            return validate_data(self, X, reset=reset, dtype="numeric", allow_nd=is_module(self.model))
         if X.ndim < 2:
             raise ValueError(f"X: got shape {tuple(X.shape)}; (n_samples, n_features) is expected")
+        if X.is_complex():
+            raise ValueError("Complex data not supported: X is a complex tensor")
+        if len(X) == 0:
+            raise ValueError("X: got 0 samples; at least 1 is expected")
         if X.is_floating_point() and not bool(torch.isfinite(X).all()):
             raise ValueError("Input X contains NaN or infinity.")
         if reset:
@@ -317,74 +327,8 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             )
         return X
 
-    @property
-    def _is_module(self) -> bool:
-        return isinstance(self.model, torch.nn.Module) or is_factory(self.model)
-
-    def _build(self, X: Any, y: Any) -> tuple[Model, ArrayRows, torch.Tensor]:
-        """Return model, rows and start, all on the first device; sets what predict needs."""
-        model: Model
-        if self._is_module:
-            model, theta = self._build_module(X, y)
-        else:
-            self._dtype = arithmetic(self.dtype, torch.float64)
-            self.devices_ = resolve_devices(self.devices, X.device if isinstance(X, torch.Tensor) else _CPU)
-        integer_tensor = self._is_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
-        self._row_format = {"squeeze": self._squeezes(X), "cast_features": not integer_tensor}
-        targets = None if y is None else as_tensor(y)
-        if targets is not None and not targets.is_floating_point():
-            targets = targets.double()
-        rows = ArrayRows(as_tensor(X), targets, **self._row_format)
-        self._y_shape = () if y is None else tuple(y.shape[1:])
-        if not self._is_module:
-            model, theta = self._build_function(rows, X)
-        self._predictor: Any = model
-        if self.residual is not None and self.model is not None:
-            model = ResidualOf(model, self.residual)
-        elif self.predict_fn is not None:
-            self._predictor = _PredictFunction(self.predict_fn, model)
-        return model, rows, theta
-
-    def _build_module(self, X: Any, y: Any) -> tuple[ModuleModel, torch.Tensor]:
-        if isinstance(self.model, torch.nn.Module):
-            module = copy.deepcopy(self.model)
-        else:
-            n_outputs = 1 if y is None or y.ndim == 1 else y.shape[1]
-            module = made_by(self.model, self.n_features_in_, n_outputs, self.random_state)
-        own = next(iter(module.parameters()), None)
-        if own is None or not any(p.requires_grad for p in module.parameters()):
-            raise ValueError("model: the module has no parameter to fit (requires_grad is False for all)")
-        self._dtype = arithmetic(self.dtype, own.dtype)
-        self.devices_ = resolve_devices(self.devices, own.device)
-        self.module_ = module.to(device=self.devices_[0], dtype=self._dtype)
-        model = ModuleModel(self.module_)
-        if self.p0 is not None:
-            start, _, _ = resolve_start(self.p0, module, (X, y), "module")
-            if len(start) != model.theta.numel():
-                raise ValueError(f"p0: got {len(start)} values; the module has {model.theta.numel()} free parameters")
-            model.load(torch.from_numpy(start).to(model.theta))
-        return model, model.theta
-
-    def _build_function(self, rows: ArrayRows, X: Any) -> tuple[Model, torch.Tensor]:
-        function: Any = self.residual if self.model is None else self.model
-        few = slice(0, SAMPLE_ROWS)
-        x, y = rows.read(slice(None), self.devices_[0], self._dtype)
-        host = x.cpu().numpy(), None if y is None else y.cpu().numpy()
-        start, names, order = resolve_start(self.p0, function, host, "residual" if self.model is None else None)
-        theta = torch.from_numpy(start).to(self.devices_[0], self._dtype)
-        sample = (theta, x, y) if self.model is None else (theta, x[few], None if y is None else y[few])
-        model = adapt_callable(function, names, order, sample, prefer_torch=isinstance(X, torch.Tensor))
-        if isinstance(model, NumpyFunction) and any(device.type != "cpu" for device in self.devices_):
-            raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {self.devices_}")
-        return model, theta
-
-    def _squeezes(self, X: Any) -> bool:
-        one_column = X.ndim == 2 and X.shape[1] == 1
-        if self.x_format == "1d" and not one_column:
-            raise ValueError(f"x_format='1d': X has shape {tuple(X.shape)}; one column is expected")
-        return one_column and not self._is_module and self.x_format != "columns"
-
-    def _keep(self, result: Result) -> None:
+    def _keep(self, setup: Setup, result: Result) -> None:
+        """Set all fitted attributes: the only place that does."""
         self.result_ = result
         self.theta_ = result.theta
         self.covariance_ = scaled_covariance(result.covariance, result.cost, result.dof)
@@ -392,9 +336,12 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self.rank_ = result.rank
         self.n_iter_ = result.n_iter
         self.solver_, self.backend_ = result.used["solver"], result.used["backend"]
-        self._chunk_rows: Any = result.used["chunk_rows"]
-        if self._is_module:
-            self._predictor.load(torch.from_numpy(self.theta_).to(self.devices_[0], self._dtype))
+        self.devices_ = setup.devices
+        if isinstance(setup.predictor, ModuleModel):
+            setup.predictor.load(torch.from_numpy(self.theta_).to(setup.theta))
+            self.module_ = setup.predictor.module
+        no_rows = replace(setup.rows, X=setup.rows.X[:0].clone(), y=None)  # an estimator does not keep its data
+        self._setup = replace(setup, rows=no_rows)
 
     def _warn(self, result: Result) -> None:
         if not result.success:
@@ -415,23 +362,6 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             warnings.warn(message, CovarianceWarning, stacklevel=3)
 
 
-_CPU = torch.device("cpu")
-
-
-class _PredictFunction:
-    """predict_fn(theta, X) in the arrays that the residual callable uses."""
-
-    def __init__(self, function: Callable[..., Any], residual: Model) -> None:
-        self.function = function
-        self.in_torch = residual.differentiable
-
-    def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: None) -> torch.Tensor:
-        if self.in_torch:
-            return self.function(theta, x)
-        with np.errstate(all="ignore"):
-            return torch.from_numpy(np.array(self.function(theta.numpy(), x.numpy()), dtype=np.float64))
-
-
 def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:
     """Return predictions of n_rows rows in float64 and in y's shape."""
     shape = (n_rows, *y_shape)
@@ -440,4 +370,6 @@ def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torc
         return values.expand(shape)
     if y_shape == () and values.numel() != n_rows:  # fitted by residuals alone: the model's own shape
         return values
+    if tuple(values.shape) not in (shape, (n_rows,), (n_rows, 1)):
+        raise ValueError(f"model: returned shape {tuple(values.shape)} for {n_rows} rows; {shape} is expected")
     return values.reshape(shape)

@@ -19,7 +19,7 @@ class NonFiniteError(ValueError):
 
 
 class FitWarning(UserWarning):
-    """A fit went on, but with something the caller should know (a guessed start, one residual for many parameters)."""
+    """A fit went on, but with something the caller should know (a guessed start)."""
 
 
 class CovarianceWarning(OptimizeWarning):

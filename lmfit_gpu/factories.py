@@ -39,8 +39,11 @@ def arithmetic(dtype: Any, own: torch.dtype) -> torch.dtype:
         if own not in (torch.float64, torch.float32):
             raise ValueError(f"model: its parameters are {own}; float64 or float32 is expected, or give dtype")
         return own
-    known = {torch.float64: torch.float64, torch.float32: torch.float32, "float64": torch.float64}
-    known |= {"float32": torch.float32, np.float64: torch.float64, np.float32: torch.float32}
-    if dtype not in known:
+    if isinstance(dtype, (type, np.dtype)) and dtype in (np.float64, np.float32):
+        dtype = str(np.dtype(dtype))
+    known = {"float64": torch.float64, "float32": torch.float32}
+    if dtype in (torch.float64, torch.float32):
+        return dtype
+    if not isinstance(dtype, str) or dtype not in known:
         raise ValueError(f"dtype: got {dtype!r}; torch.float64, torch.float32 or None is expected")
     return known[dtype]

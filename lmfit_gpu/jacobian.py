@@ -21,6 +21,7 @@ from lmfit_gpu.rows import PairwiseTree, leaf_slices
 
 __all__ = ["Derivatives", "Jacobian"]
 
+JACOBIAN_RTOL = 0.05  # a user's column against differences: a wrong sign, factor or order is off by more
 KEEP_BYTES = 128 * 2**20
 MANY_PARAMS = 1000  # beyond, a pass for the curvature costs more than the trials it saves
 # Share of the step over which the second derivative along it is taken (Transtrum et al. use 0.1 as well): truncation
@@ -46,14 +47,42 @@ class UserJacobian:
                 "jac: a Jacobian function needs a model function; this model is a module or has a residual"
             )
         probe = problem.probe()
-        in_numpy = NumpyFunction(function, (), order)
-        if probe.x.device.type == "cpu":
-            try:
-                in_numpy(theta, probe.x, probe.y)
-            except CALL_ERRORS:
-                return cls(TorchFunction(function, (), order))
-            return cls(in_numpy)
-        return cls(TorchFunction(function, (), order))
+        chosen: TorchFunction | NumpyFunction = NumpyFunction(function, (), order)
+        try:
+            if probe.x.device.type != "cpu":
+                raise TypeError("numpy does not read this device")
+            chosen(theta, probe.x, probe.y)
+        except CALL_ERRORS:
+            chosen = TorchFunction(function, (), order)
+        jacobian = cls(chosen)
+        jacobian.check(problem, theta, probe)
+        return jacobian
+
+    def check(self, problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> None:
+        """Hold the columns against 3-point differences on a probe of the rows.
+
+        Raises
+        ------
+        ValueError
+            If a column is off by more than 5 % and the rounding of the differences; the message names it.
+        """
+        differences = start_differences(problem, theta, "3-point")
+        with torch.no_grad():
+            n_values = problem.values(theta, probe).numel()
+        columns, expected = theta.new_empty(theta.numel(), n_values), theta.new_empty(theta.numel(), n_values)
+        values = self(problem, theta, probe, columns)
+        differences(problem, theta, probe, expected)
+        rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.steps.to(theta)
+        size = torch.linalg.vector_norm(expected, dim=1)
+        off = torch.linalg.vector_norm(columns - expected, dim=1)
+        wrong = off > JACOBIAN_RTOL * size + rounding * n_values**0.5
+        if bool(wrong.any()):
+            j = int(wrong.nonzero()[0, 0])
+            name = problem.names[j] if j < len(problem.names) else f"parameter {j}"
+            raise ValueError(
+                f"jac: the column of {name!r} is not the derivative of the model at the start "
+                f"(off by {float(off[j] / size[j]):.2g} of its size against 3-point differences)"
+            )
 
     def passes(self, n_params: int) -> int:
         """Return the number of forward evaluations."""

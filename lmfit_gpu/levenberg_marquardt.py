@@ -25,6 +25,7 @@ from lmfit_gpu.damping import DampingPolicy, Scale, TrustRegion, updated_scale
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.jacobian import Derivatives, Jacobian
 from lmfit_gpu.linear import Linearization, Step, choose, linearize
+from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
 from lmfit_gpu.termination import (
@@ -59,6 +60,7 @@ class State:
     nfev: int = 0
     njev: int = 0
     rejected: int = 0
+    refusal: str = ""  # what the model raised at its last refused trial
     stop: Stop | None = None
     record: IterationRecord | None = None
 
@@ -130,9 +132,15 @@ class LevenbergMarquardt:
         gain_ratio = float("nan") if state.record is None else state.record.gain_ratio
         undamped = step.damping <= state.lin.least_damping
         corrects = accelerates(self.damping, state.jacobian, undamped, gain_ratio)
-        correction = accelerated(state.lin, state.jacobian, step) if corrects else None
-        theta = state.theta + (step.p if correction is None else correction).to(state.theta)
-        trial = problem.cost(theta)
+        correction = None
+        theta = state.theta + step.p.to(state.theta)
+        try:
+            correction = accelerated(state.lin, state.jacobian, step) if corrects else None
+            theta = theta if correction is None else state.theta + correction.to(state.theta)
+            trial = problem.cost(theta)
+        except CALL_ERRORS as error:  # the model refuses a trial point: not finite there
+            trial = float("nan")
+            state = replace(state, refusal=f"{type(error).__name__}: {error}")
         state = replace(state, nfev=state.nfev + 1 + state.jacobian.nfev - evaluated)
         if not trial < state.cost - ACCEPT_RATIO * step.predicted_reduction:  # also true for NaN
             return self._rejected(problem, state, step, trial, correction is not None)
@@ -149,7 +157,7 @@ class LevenbergMarquardt:
         if (state.cost - cost) < FINER_BELOW * state.cost:
             derivatives = derivatives.refined() or derivatives
         moved = self._linearized(problem, theta, cost, derivatives, state)
-        moved = replace(moved, policy=policy, n_iter=state.n_iter + 1, record=record)
+        moved = replace(moved, policy=policy, n_iter=state.n_iter + 1, record=record, refusal=state.refusal)
         if not moved.lin.finite:
             stop = Stop(Status.NON_FINITE_JACOBIAN, float("nan"), float("inf"))
             return replace(moved, stop=stop)
@@ -207,7 +215,7 @@ class LevenbergMarquardt:
         if derivatives is None:
             return None
         finer = self._linearized(problem, state.theta, state.cost, derivatives, state)
-        finer = replace(finer, policy=state.policy, n_iter=state.n_iter, record=state.record)
+        finer = replace(finer, policy=state.policy, n_iter=state.n_iter, record=state.record, refusal=state.refusal)
         return self._tested(problem, finer) if finer.lin.finite else None
 
     def _linearized(
@@ -263,8 +271,9 @@ class LevenbergMarquardt:
         ------
         NonFiniteError
             If residuals or derivatives at the start are not finite.
-        KeyboardInterrupt
-            Passed on, with the result so far as its attribute ``result``.
+        KeyboardInterrupt, or what the model raised while it was linearised
+            Passed on, with the result so far as its attribute ``result``. At a trial point an error of the model is a
+            rejected trial; the message of a fit that does not converge repeats it.
         """
         state = self.init(problem, theta)
         history: list[IterationRecord] = []
@@ -278,9 +287,9 @@ class LevenbergMarquardt:
                 history.append(record)
                 if callback is not None and callback(record) and state.stop is None:
                     state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, *CALL_ERRORS) as interrupt:  # Ctrl-C, or the model failed where it must not
             state = replace(state, stop=Stop(Status.INTERRUPTED, state.n_iter, float("inf")))
-            interrupt.result = self._result(problem, state, history)  # type: ignore[attr-defined]
+            interrupt.result = self._result(problem, state, history)  # type: ignore[union-attr]
             raise
         finally:
             problem.close()
@@ -305,7 +314,7 @@ class LevenbergMarquardt:
             theta=state.theta.detach().double().cpu().numpy().copy(),
             names=problem.names,
             cost=state.cost,
-            stop=cast(Stop, state.stop),
+            stop=_explained(cast(Stop, state.stop), state.refusal),
             n_iter=state.n_iter,
             nfev=state.nfev,
             njev=state.njev,
@@ -316,6 +325,11 @@ class LevenbergMarquardt:
             rank=rank,
             undetermined=undetermined.numpy(),
         )
+
+
+def _explained(stop: Stop, refusal: str) -> Stop:
+    """Return a stop without success with what the model raised at a trial, if it did."""
+    return replace(stop, note=f"the model raised {refusal}") if refusal and stop.status <= 0 else stop
 
 
 def _record(

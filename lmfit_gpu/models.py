@@ -50,6 +50,7 @@ CALL_ERRORS = (
     AssertionError,
 )
 
+COUNTS_REFERENCES = sys.version_info < (3, 14)  # later interpreters borrow references: there it is always copied
 OWN_REFERENCES = 3  # the caller's name, the argument, and getrefcount's own
 GRADIENT_RTOL = 1e-2  # a parameter lost from the graph misses its whole share; kinks in a model, far less
 AGREE_RTOL = 1e-6  # numpy and torch forms of one function differ by rounding; std(ddof) by far more
@@ -88,7 +89,7 @@ class TorchFunction:
 
     function: Callable[..., torch.Tensor]
     names: tuple[str, ...]
-    order: str = "params"  # "params": f(x, *params); "theta": f(x, theta); "residual": f(theta, x, y)
+    order: str = "params"  # f(x, *params); "theta": f(x, theta); "residual": f(theta, x, y); "predict": f(theta, x)
     differentiable = True
 
     @property
@@ -98,9 +99,7 @@ class TorchFunction:
 
     def __call__(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
         """Return the function's values, shape (rows,) or (rows, n_outputs)."""
-        if self.order == "params":
-            return self.function(x, *theta.unbind())
-        return self.function(x, theta) if self.order == "theta" else self.function(theta, x, y)
+        return _call(self.function, self.order, theta.unbind() if self.order == "params" else theta, x, y)
 
     def replicate(self, device: torch.device) -> "TorchFunction":
         """Return itself: a function holds no state."""
@@ -143,7 +142,8 @@ def _owned(values: np.ndarray) -> torch.Tensor:
     An array that only this call and its caller refer to is nobody else's; any other is copied.
     """
     kind = np.complex128 if np.iscomplexobj(values) else np.float64
-    if values.dtype == kind and values.flags.owndata and values.ndim and sys.getrefcount(values) <= OWN_REFERENCES:
+    owned = COUNTS_REFERENCES and values.flags.owndata and sys.getrefcount(values) <= OWN_REFERENCES
+    if owned and values.dtype == kind and values.ndim:
         return torch.from_numpy(values)
     return torch.from_numpy(np.array(values, dtype=kind))
 
@@ -158,7 +158,9 @@ def _read_only(tensor: torch.Tensor) -> np.ndarray:
 def _call(function: Callable[..., Any], order: str, theta: Any, x: Any, y: Any) -> Any:
     if order == "params":
         return function(x, *theta)
-    return function(x, theta) if order == "theta" else function(theta, x, y)
+    if order == "theta":
+        return function(x, theta)
+    return function(theta, x) if order == "predict" else function(theta, x, y)
 
 
 class ModuleModel:
@@ -240,6 +242,8 @@ class ResidualOf:
         """Return residuals, shape (rows,) or (rows, n_outputs)."""
         prediction = self.model(theta, x, y)
         if y is not None and prediction.shape != y.shape and prediction.numel() == y.numel():
+            if {prediction.ndim, y.ndim} != {1, 2}:
+                raise ValueError(f"model: returned shape {tuple(prediction.shape)}; y has {tuple(y.shape)}")
             prediction = prediction.reshape(y.shape)  # (n, 1) against (n,) would broadcast to (n, n)
         if self.model.differentiable:
             residual = self.function(prediction, y)
@@ -270,7 +274,7 @@ def adapt_callable(
     ----------
     function : callable
     names : tuple of str
-    order : {"params", "theta", "either", "residual"}
+    order : {"params", "theta", "either", "residual", "predict"}
     sample : (theta, x, y)
         A point and some rows, float64, to call it with.
     prefer_torch : bool

@@ -1,6 +1,7 @@
 """Names and start values of the parameters of a model."""
 
 import inspect
+import numbers
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,6 +44,8 @@ def resolve_start(
         If p0 is a number where a sequence is expected.
     """
     start = p0(*data) if callable(p0) else p0
+    if isinstance(start, numbers.Real):
+        start = [start]
     if isinstance(start, str):
         raise ValueError(f"p0: got {start!r}; a sequence, a dict, a callable (x, y) or None is expected")
     if start is None:
@@ -82,7 +85,7 @@ def _from_names(
 def _finite_vector(values: Any) -> np.ndarray:
     try:
         theta = np.array([float(value) for value in values])
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise TypeError(f"p0: got {values!r}; a sequence of numbers is expected") from error
     if theta.size == 0 or not np.isfinite(theta).all():
         raise ValueError(f"p0: got {theta.tolist()}; at least one value, all finite, is expected")
@@ -142,7 +145,7 @@ def call_signature(function: Callable[..., Any], n_params: int | None) -> tuple[
         return names, "either"
     if required <= n_params <= len(names):
         return names[:n_params], "params"
-    if len(names) == 1 or required == 1:
+    if len(names) == 1:
         return None, "theta"
     raise ValueError(f"p0: got {n_params} values, but the model takes {len(names)} parameters {names}")
 

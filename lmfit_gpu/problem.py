@@ -216,16 +216,22 @@ def _examine(model: Model, rows: ArrayRows, theta: torch.Tensor) -> tuple[int, i
     values = _values_of_rows(model, rows, theta)
     x, y = rows.read(some, theta.device, theta.dtype)  # a copy: the user's data are safe from this call
     given = x.clone()
-    with torch.no_grad():
-        together = _flat(model(theta, x, y), y, model.is_residual, len(some))
+    try:
+        with torch.no_grad():
+            together = _flat(model(theta, x, y), y, model.is_residual, len(some)).numel()
+    except CALL_ERRORS:  # a model that knows arrays of its own takes all rows or none
+        together = -1
     if not bool(((x == given) | (given != given)).all()):
         raise ValueError("model: it writes to its input x in place; work on a copy of it")
-    if together.numel() == 0:
+    if together == 0:
         raise ValueError("model: returned no values")
-    per_row, rest = divmod(together.numel(), len(some))
-    if not rest and all(_rows_stand_alone(values, point, some, per_row) for point in (theta, nearby(theta))):
+    per_row, rest = divmod(together, len(some))
+    alone = together > 0 and not rest
+    if alone and all(_rows_stand_alone(values, point, some, per_row) for point in (theta, nearby(theta))):
         return per_row, per_row * n, False
     whole = values(theta, slice(0, n)).numel()
+    if whole == 0:
+        raise ValueError("model: returned no values")
     per_row, rest = divmod(whole, n)
     return (0 if rest else per_row), whole, True
 

@@ -57,6 +57,7 @@ class Stop:
     measured: float
     limit: float
     what: str = ""
+    note: str = ""
 
     @property
     def message(self) -> str:
@@ -65,7 +66,7 @@ class Stop:
         text = f"{self.status.name}: {self.what or what} {self.measured:.3g}"
         if np.isfinite(self.limit):
             text += f", limit {self.limit:.3g}"
-        return f"{text}; {remedy}" if remedy else text
+        return "; ".join(part for part in (text, self.note, remedy) if part)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Result:
         Evaluations of the model over all rows: trials, linearisations (differences count each) and curvatures.
     njev : int
         Linearisations.
-    n_residuals, n_rows : int
+    n_residuals : int
     history : sequence of IterationRecord
     used : dict
         What "auto" options became: jac, solver, backend, damping, devices, chunk_rows, rows.

@@ -18,7 +18,7 @@ is componentwise: one large term of ‖Dθ‖ (an offset of 1e10) would hide tha
 A fourth test, *residual*, is met when ‖r‖ itself is rounding of the data.
 
 In low precision, or with a nearly singular J, the step p is known only to ε κ(J D⁻¹); beyond
-:data:`TRUSTED_ERROR` no test counts, and the fit ends as STALLED_AT_PRECISION, which is not success.
+:data:`TRUSTED_ERROR` only the residual test counts, and the fit ends as STALLED_AT_PRECISION, which is not success.
 
 Bates and Watts, Nonlinear Regression Analysis and Its Applications (1988), section 2.2.3.
 """

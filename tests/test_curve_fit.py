@@ -53,7 +53,7 @@ def test_a_jacobian_function():
         return np.stack([np.exp(-b * x), -a * x * np.exp(-b * x), np.ones_like(x)], axis=1)
 
     np.testing.assert_allclose(
-        curve_fit(decay, X, Y, [1, 1, 0], jac)[0], curve_fit(decay, X, Y, [1, 1, 0])[0], rtol=1e-7
+        curve_fit(decay, X, Y, [1, 1, 0], jac=jac)[0], curve_fit(decay, X, Y, [1, 1, 0])[0], rtol=1e-7
     )
 
 
@@ -97,3 +97,23 @@ def test_bad_arguments(arguments, error, message):
 def test_an_unknown_option_is_a_type_error():
     with pytest.raises(TypeError, match="maxfev"):
         curve_fit(decay, X, Y, maxfev=10)
+
+
+def test_a_jacobian_of_several_predictors_and_of_complex_values():
+    xy = np.stack([X, np.cos(X)])
+
+    def two(xy, a, b):
+        return a * np.exp(-b * xy[0]) + xy[1]
+
+    def two_jac(xy, a, b):
+        return np.stack([np.exp(-b * xy[0]), -a * xy[0] * np.exp(-b * xy[0])], 1)
+
+    np.testing.assert_allclose(curve_fit(two, xy, two(xy, 2.0, 1.3), [1, 1], jac=two_jac)[0], [2.0, 1.3], rtol=1e-7)
+
+    def wave(x, a, w):
+        return a * np.exp(1j * w * x)
+
+    def wave_jac(x, a, w):
+        return np.stack([np.exp(1j * w * x), 1j * a * x * np.exp(1j * w * x)], 1)
+
+    np.testing.assert_allclose(curve_fit(wave, X, wave(X, 2.0, 1.3), [1, 1.2], jac=wave_jac)[0], [2.0, 1.3], rtol=1e-7)

@@ -16,6 +16,7 @@ from lmfit_gpu.damping import (
     damping_policy,
     updated_scale,
 )
+from lmfit_gpu.jacobian import UserJacobian
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.linear import Step
 from lmfit_gpu.result import Status
@@ -228,8 +229,9 @@ def test_lema_starts_falls_and_rises_as_lema():
     assert (policy.attempts, policy.scaling) == (10, "diagonal")
 
 
-def test_lema_stops_after_ten_attempts(rng):
-    """A Jacobian of the wrong sign: every trial goes uphill."""
+def test_lema_stops_after_ten_attempts(rng, monkeypatch):
+    """A Jacobian of the wrong sign, not checked: every trial goes uphill."""
+    monkeypatch.setattr(UserJacobian, "check", lambda *_: None)
     problem, theta = injected_problem(rng.standard_normal((20, 2)), rng.standard_normal(20), [1.0, 2.0])
     engine = LevenbergMarquardt(jac=lambda x, t: -x, damping=damping_policy("lema"))
     result = engine.minimize(problem, theta)

@@ -388,3 +388,118 @@ def test_policies_check_their_parameters():
         TrustRegion(grow=1.0)
     with pytest.raises(ValueError, match="up > 1"):
         MarquardtDamping(up=0.5)
+
+
+# ---- what a hostile reviewer found
+
+
+def test_names_of_a_modules_start_are_heeded():
+    line = torch.nn.Linear(1, 1).double()
+    options = {"max_iter": 0, "p0": {"bias[0]": 7.0, "weight[0,0]": 1.0}}
+    with pytest.warns(ConvergenceWarning):
+        assert LMRegressor(line, **options).fit(X, Y).params_ == {"weight[0,0]": 1.0, "bias[0]": 7.0}
+    with pytest.raises(ValueError, match=r"p0: got names .*'foo'"):
+        LMRegressor(line, p0={"foo": 7.0, "weight[0,0]": 1.0}).fit(X, Y)
+
+
+@pytest.mark.parametrize("library", [np, torch])
+def test_known_arrays_of_all_rows_in_a_closure(library):
+    """Weights of one's own: such a residual takes all rows or none."""
+    weights = np.linspace(1, 2, 200)
+    weights = weights if library is np else torch.from_numpy(weights)
+    wide = np.linspace(0, 4, 200)[:, None]
+    exact = decay(wide[:, 0], *TRUE.values())
+    model = decay if library is np else torch_decay
+    weighted = LMRegressor(model, residual=lambda p, t: weights * (p - t), p0=P0).fit(wide, exact)
+    scaled = LMRegressor(lambda x, a, b, c: weights * model(x, a, b, c), p0=P0)
+    scaled.fit(wide, exact * np.asarray(weights))
+    for est in (weighted, scaled):
+        np.testing.assert_allclose(est.theta_, list(TRUE.values()), rtol=1e-7)
+        assert est.result_.used["rows"].startswith("coupled")
+
+
+@pytest.mark.parametrize("rounded", [lambda v: np.round(v, 6), lambda v: v.astype(np.float32)])
+@pytest.mark.parametrize("jac", ["auto", "2-point"])
+def test_a_model_that_rounds(rounded, jac):
+    """Differences with steps for float64 see nothing of a model that keeps six digits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        est = LMRegressor(lambda x, a, b, c: rounded(decay(x, a, b, c)), p0=P0, jac=jac).fit(X, Y)
+    assert est.rank_ == 3
+    np.testing.assert_allclose(est.theta_, REFERENCE.theta_, rtol=1e-3)
+
+
+def test_a_transposed_output_is_refused_with_a_residual_too():
+    targets = np.column_stack([Y, 2 * Y])
+    with pytest.raises(ValueError, match=r"model: .*shape \(2, 60\)"):
+        LMRegressor(lambda x, a, b: np.stack([a * x, b * x]), residual=lambda p, t: p - t, p0=[1, 1]).fit(X, targets)
+
+
+@pytest.mark.parametrize("model", [decay, torch_decay])
+def test_a_model_that_writes_to_its_input_does_not_reach_the_data(model):
+    def writing(x, a, b, c):
+        x -= 1.0
+        return model(x, a, b, c)
+
+    mine = X.copy()
+    with pytest.raises(ValueError, match=r"read-only|writes to its input"):
+        LMRegressor(writing, p0=P0).fit(mine, Y)
+    np.testing.assert_array_equal(mine, X)
+
+
+def test_predict_fn_gets_all_rows():
+    est = LMRegressor(
+        residual=lambda t, x, y: t[0] * np.exp(-t[1] * x) - y,
+        predict_fn=lambda t, x: t[0] * np.exp(-t[1] * x) - np.mean(x),
+        p0=[1.0, 1.0],
+        chunk_rows=10,
+    ).fit(X, 2 * np.exp(-X[:, 0]))
+    np.testing.assert_allclose(est.predict(X), 2 * np.exp(-X[:, 0]) - 2.0, rtol=1e-7, atol=1e-9)
+
+
+def test_a_failed_fit_leaves_the_estimator_as_it_was():
+    est = LMRegressor(decay, p0=P0).fit(X, Y)
+    before = est.predict(X)
+    est.set_params(model=lambda x, a, b, c: np.log(a) + b * x + c, p0=[-1.0, 1.0, 0.0])
+    with pytest.raises(ValueError, match="not finite at the start"):
+        est.fit(X, Y)
+    np.testing.assert_array_equal(est.predict(X), before)
+
+
+def test_a_numpy_residual_of_a_model_of_both_worlds():
+    line = 3 * X[:, 0] + 1
+    for residual in (lambda p, t: np.arctan(p - t), lambda p, t: np.where(p > t, 1.0, 2.0) * (p - t)):
+        est = LMRegressor(lambda x, a, b: a * x + b, residual=residual, p0=[1.0, 1.0]).fit(X, line)
+        np.testing.assert_allclose(est.theta_, [3.0, 1.0], rtol=1e-6)
+    est = LMRegressor(residual=lambda t, x, y: t[0] * x + t[1] - y, predict_fn=lambda t, x: np.polyval(t, x), p0=[1, 1])
+    np.testing.assert_allclose(est.fit(X, line).predict(X), line, rtol=1e-7)
+
+
+def test_an_error_of_the_model_while_it_is_linearised_keeps_the_best_point():
+    calls = [0]
+
+    def breaking(x, a, b, c):
+        calls[0] += 1
+        if calls[0] > 40:
+            raise RuntimeError("solver failed")
+        return decay(x, a, b, c)
+
+    est = LMRegressor(breaking, p0=P0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            est.fit(X, Y)
+    except RuntimeError:
+        pass
+    assert est.result_.cost <= 0.5 * np.sum((decay(X[:, 0], *P0) - Y) ** 2)
+    assert not est.result_.success
+
+
+@pytest.mark.parametrize("options", [{"max_iter": "auto"}, {"jac": np.ones(3)}, {"dtype": [1]}, {"solver": ["qr"]}])
+def test_options_of_the_wrong_type_are_named(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        LMRegressor(decay, p0=P0, **options).fit(X, Y)
+
+
+def test_a_scalar_start_is_one_parameter():
+    assert LMRegressor(lambda x, a: a * x, p0=1.0).fit(X, 2 * X[:, 0]).params_ == {"a": pytest.approx(2.0)}

@@ -141,13 +141,13 @@ def test_products_follow_the_chosen_derivatives(kept):
 
 
 def test_products_follow_the_jacobian_of_the_user(kept):
-    """Twice the true J, so that it can be told from autograd."""
+    """1 % off the true J, so that it can be told from autograd."""
     problem = problem_of(torch_model(decay(torch)), X1, Y, THETA)
-    jac = lambda x, a, b: 2 * torch.stack([torch.exp(-b * x), -a * x * torch.exp(-b * x)], 1)  # noqa: E731
+    jac = lambda x, a, b: 1.01 * torch.stack([torch.exp(-b * x), -a * x * torch.exp(-b * x)], 1)  # noqa: E731
     jacobian = Derivatives.choose(problem, jac, THETA).at(THETA)
     u = torch.ones(N, dtype=torch.float64)
-    np.testing.assert_allclose(jacobian.rmatvec(u), 2 * decay_jacobian().sum(0), rtol=1e-12)
-    np.testing.assert_allclose(jacobian.matvec(THETA), 2 * decay_jacobian() @ THETA.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(jacobian.rmatvec(u), 1.01 * decay_jacobian().sum(0), rtol=1e-12)
+    np.testing.assert_allclose(jacobian.matvec(THETA), 1.01 * decay_jacobian() @ THETA.numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["torch", "network"])

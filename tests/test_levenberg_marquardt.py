@@ -11,6 +11,7 @@ from scipy.optimize import curve_fit
 
 from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion, damping_policy
 from lmfit_gpu.exceptions import NonFiniteError
+from lmfit_gpu.jacobian import UserJacobian
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.models import NumpyFunction, TorchFunction
 from lmfit_gpu.problem import LeastSquaresProblem
@@ -394,7 +395,7 @@ def test_a_derivative_that_becomes_non_finite_ends_the_fit(rng):
 
     def jac(x, a, b, c):
         calls[0] += 1
-        return numpy_jacobian(x, a, b, c) * (1.0 if calls[0] <= 2 else np.nan)  # one trial call
+        return numpy_jacobian(x, a, b, c) * (1.0 if calls[0] <= 3 else np.nan)  # two checks, then the start
 
     result = engine(jac=jac).minimize(problem, theta)
     assert result.status is Status.NON_FINITE_JACOBIAN
@@ -405,7 +406,8 @@ def test_a_derivative_that_becomes_non_finite_ends_the_fit(rng):
     assert "NON_FINITE_JACOBIAN" in result.report()
 
 
-def test_a_jacobian_of_the_wrong_sign_stalls(rng):
+def test_a_jacobian_of_the_wrong_sign_stalls(rng, monkeypatch):
+    monkeypatch.setattr(UserJacobian, "check", lambda *_: None)
     problem, theta = decay("torch", rng)
 
     def jac(x, a, b, c):
@@ -416,6 +418,36 @@ def test_a_jacobian_of_the_wrong_sign_stalls(rng):
     assert result.status in (Status.STALLED, Status.STALLED_AT_PRECISION)
     np.testing.assert_array_equal(result.theta, START)
     assert result.n_iter < 100
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.5, 1.1])
+def test_a_wrong_jacobian_is_refused_by_name(factor, rng):
+    problem, theta = decay("numpy", rng)
+
+    def jac(x, a, b, c):
+        columns = numpy_jacobian(x, a, b, c)
+        columns[:, 1] *= factor
+        return columns
+
+    with pytest.raises(ValueError, match="jac: the column of 'b' is not the derivative"):
+        engine(jac=jac).minimize(problem, theta)
+
+
+def test_an_error_of_the_model_at_a_trial_is_a_rejected_trial():
+    """As of solvers inside a model at wild trials; the message of a fit that fails repeats it."""
+
+    def fenced(x, a, b, c):
+        if b > 2:
+            raise RuntimeError("no solution")
+        return a * np.exp(-b * x) + c
+
+    x, y = data(np.random.default_rng(0))
+    problem, theta = problem_of("numpy", fenced, x, y, [0.1, 0.01, 0.0])
+    result = engine(damping=TrustRegion(radius=1e3)).minimize(problem, theta)
+    assert any(np.isnan(record.trial_cost) for record in result.history)
+    assert result.success, result.message
+    stopped = engine(damping=TrustRegion(radius=1e3), max_iter=1).minimize(problem, theta)
+    assert "the model raised RuntimeError: no solution" in stopped.message
 
 
 @every_model

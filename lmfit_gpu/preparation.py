@@ -1,0 +1,202 @@
+"""From what the user gave to what the engine takes: model, rows and start, on their devices.
+
+Nothing here changes the estimator: :func:`prepare` returns one :class:`Setup`, and a fit that fails leaves the
+estimator as it was.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmfit_gpu.devices import resolve_devices
+from lmfit_gpu.factories import arithmetic, is_factory, made_by
+from lmfit_gpu.models import (
+    CALL_ERRORS,
+    Model,
+    ModuleModel,
+    NumpyFunction,
+    ResidualOf,
+    TorchFunction,
+    adapt_callable,
+)
+from lmfit_gpu.parameters import resolve_start
+from lmfit_gpu.rows import ArrayRows, as_tensor
+
+__all__ = ["Setup", "is_module", "prepare"]
+
+CPU = torch.device("cpu")
+SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a fit works on and what predict needs.
+
+    Parameters
+    ----------
+    model : Model
+        What is fitted: predictions or residuals.
+    predictor : Model or None
+        What predicts; None for a residual callable without ``predict_fn``.
+    rows : ArrayRows
+    theta : Tensor, shape (n_params,)
+        The start, in the arithmetic of the model, on the first device.
+    devices : tuple of torch.device
+    y_shape : tuple of int
+        Shape of y after its first axis.
+    predicts_whole : bool
+        ``predict_fn`` gets all rows at once: whether it couples them is not known.
+    """
+
+    model: Model
+    predictor: Model | None
+    rows: ArrayRows
+    theta: torch.Tensor
+    devices: tuple[torch.device, ...]
+    y_shape: tuple[int, ...]
+    predicts_whole: bool
+
+
+def is_module(model: Any) -> bool:
+    """Return whether a model is a torch module or makes one."""
+    return isinstance(model, torch.nn.Module) or is_factory(model)
+
+
+def prepare(options: Any, X: Any, y: Any) -> Setup:
+    """Build the setup of a fit.
+
+    Parameters
+    ----------
+    options : object with the attributes model, residual, predict_fn, p0, x_format, devices, dtype, random_state
+        An :class:`LMRegressor`.
+    X : ndarray or Tensor, shape (n_samples, ...)
+    y : ndarray or Tensor, shape (n_samples,) or (n_samples, n_outputs), or None
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the model cannot be called at the start, or an option does not fit the data.
+    """
+    of_module = is_module(options.model)
+    targets = None if y is None else as_tensor(y)
+    if targets is not None and not targets.is_floating_point():
+        targets = targets.double()
+    token_numbers = of_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
+    rows = ArrayRows(as_tensor(X), targets, squeeze=_squeezes(options, X, of_module), cast_features=not token_numbers)
+    y_shape = () if y is None else tuple(y.shape[1:])
+    if of_module:
+        model, theta, devices = _module(options, X, y)
+        predictor: Model | None = model
+        if options.residual is not None:
+            model = ResidualOf(model, options.residual)
+        return Setup(model, predictor, rows, theta, devices, y_shape, predicts_whole=False)
+    dtype = arithmetic(options.dtype, torch.float64)
+    devices = resolve_devices(options.devices, X.device if isinstance(X, torch.Tensor) else CPU)
+    model, predictor, theta = _functions(options, rows, (devices[0], dtype), prefer_torch=isinstance(X, torch.Tensor))
+    if not model.differentiable and any(device.type != "cpu" for device in devices):
+        raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {devices}")
+    whole = options.predict_fn is not None
+    return Setup(model, predictor, rows, theta, devices, y_shape, predicts_whole=whole)
+
+
+def _squeezes(options: Any, X: Any, of_module: bool) -> bool:
+    one_column = X.ndim == 2 and X.shape[1] == 1
+    if options.x_format == "1d" and not one_column:
+        raise ValueError(f"x_format='1d': X has shape {tuple(X.shape)}; one column is expected")
+    return one_column and not of_module and options.x_format != "columns"
+
+
+def _module(options: Any, X: Any, y: Any) -> tuple[Model, torch.Tensor, tuple[torch.device, ...]]:
+    if isinstance(options.model, torch.nn.Module):
+        module = copy.deepcopy(options.model)
+    else:
+        n_outputs = 1 if y is None or y.ndim == 1 else y.shape[1]
+        module = made_by(options.model, X.shape[1], n_outputs, options.random_state)
+    own = next(iter(module.parameters()), None)
+    if own is None or not any(p.requires_grad for p in module.parameters()):
+        raise ValueError("model: the module has no parameter to fit (requires_grad is False for all)")
+    devices = resolve_devices(options.devices, own.device)
+    model = ModuleModel(module.to(device=devices[0], dtype=arithmetic(options.dtype, own.dtype)))
+    if options.p0 is not None:
+        model.load(_module_start(options.p0, model, (X, y)).to(model.theta))
+    return model, model.theta, devices
+
+
+def _module_start(p0: Any, model: ModuleModel, data: tuple[Any, Any]) -> torch.Tensor:
+    start, names, _ = resolve_start(p0, model, data, "module")
+    own = model.names
+    if len(start) != len(own):
+        raise ValueError(f"p0: got {len(start)} values; the module has {len(own)} free parameters")
+    given = p0(*data) if callable(p0) else p0
+    if isinstance(given, Mapping):
+        if set(names) != set(own):
+            raise ValueError(f"p0: got names {names}; the module has {tuple(own)}")
+        start = np.array([given[name] for name in own], dtype=float)
+    return torch.from_numpy(start)
+
+
+def _functions(
+    options: Any, rows: ArrayRows, where: tuple[torch.device, torch.dtype], prefer_torch: bool
+) -> tuple[Model, Model | None, torch.Tensor]:
+    """Return what is fitted, what predicts, and the start, of a model function or a residual callable."""
+    alone = options.model is None
+    function = options.residual if alone else options.model
+    x, y = rows.read(slice(None), *where)
+    host = x.cpu().numpy(), None if y is None else y.cpu().numpy()
+    start, names, order = resolve_start(options.p0, function, host, "residual" if alone else None)
+    theta = torch.from_numpy(start).to(*where)
+    sample = _sample(theta, x, y, slice(None) if alone else slice(0, SAMPLE_ROWS))
+    try:
+        model = adapt_callable(function, names, order, sample, prefer_torch)
+    except ValueError:
+        if alone or len(x) <= SAMPLE_ROWS:
+            raise
+        # Known arrays in a closure fit all rows only.
+        sample = _sample(theta, x, y, slice(None))
+        model = adapt_callable(function, names, order, sample, prefer_torch)
+    if alone:
+        if options.predict_fn is None:
+            return model, None, theta
+        return model, adapt_callable(options.predict_fn, names, "predict", sample, prefer_torch), theta
+    if options.residual is None:
+        return model, model, theta
+    return *_with_residual(model, options.residual, sample, prefer_torch), theta
+
+
+def _sample(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None, rows: slice) -> tuple:
+    """Return (theta, x, y) of some rows as copies: a model that writes to them is found out later."""
+    return theta, x[rows].clone(), None if y is None else y[rows].clone()
+
+
+def _with_residual(
+    model: TorchFunction | NumpyFunction, residual: Callable[..., Any], sample: tuple, prefer_torch: bool
+) -> tuple[Model, Model]:
+    """Return residual(prediction, target) of a model, both in one array library, and the model.
+
+    A model that works in both libraries was taken for torch; a residual written in numpy decides otherwise.
+    """
+    theta, x, y = sample
+    composed = ResidualOf(model, residual)
+    if isinstance(model, TorchFunction) and not prefer_torch:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                composed(theta.clone().requires_grad_(), x, y)
+        except (*CALL_ERRORS, Warning):
+            in_numpy = NumpyFunction(model.function, model.names, model.order)
+            if _works(ResidualOf(in_numpy, residual), sample):
+                return ResidualOf(in_numpy, residual), in_numpy
+    return composed, model
+
+
+def _works(model: Model, sample: tuple) -> bool:
+    try:
+        model(*sample)
+    except CALL_ERRORS:
+        return False
+    return True
