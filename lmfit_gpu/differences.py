@@ -39,6 +39,7 @@ ORDER = {"2-point": 1 / 2, "3-point": 1 / 3}  # step relative to |θ_j|: ε to t
 TOGETHER_BYTES = 64 * 2**20  # values of perturbed parameters held at once
 FORWARD_BATCH = 32  # and never more points at once: a network's inner layers hold more than its output
 PROPORTIONAL = 0.01  # two slopes of a model without noise agree to their truncation, 1e-7
+PLAIN = 1e5  # times the rounding of a value: a hundredth of such a change is known to 0.1 %
 NOISE_LIMIT = 1e-3  # relative step beyond which a curved model is no straight line any more
 SEARCH_FACTOR = 1e3  # a probe step that shows nothing, or leaves the domain, is changed by this
 SEARCH_TRIES = 9
@@ -216,8 +217,9 @@ def _visible_step(
 ) -> tuple[float, float]:
     """Return a step of parameter j that changes the probe's values as a derivative does, and ‖J_j‖.
 
-    The change must be above rounding, finite, and proportional to the step: ten times the step must give the same
-    slope within 1 %, or the model rounds (float32 inside, a table, an inner solver) and the step grows.
+    The change must be above rounding, finite, and proportional to the step: where ten times the step gives another
+    slope by more than 1 %, and a hundred times one nearer to that, the model rounds (float32 inside, a table, an inner
+    solver) and the step grows.
     `search` is j, the first step to try, and the least step after a first that shows nothing.
     """
     j, step, eta = search
@@ -248,13 +250,31 @@ def _visible_step(
                 break
             continue
         last_norm = size / taken
-        wide_taken, wide = change(side * 10 * step)
-        off = float(torch.linalg.vector_norm(wide / wide_taken - difference / taken))
-        proportional = off <= PROPORTIONAL * last_norm or not off < float("inf")  # the wider step leaves the domain
-        if proportional or taken > NOISE_LIMIT * max(1.0, float(theta[j].abs())):
+        slopes = [difference / taken]
+        for factor in (10, 100):
+            wide_taken, wide = change(side * factor * step)
+            slopes.append(wide / wide_taken)
+        if not _rounds(slopes, taken, values) or taken > NOISE_LIMIT * max(1.0, float(theta[j].abs())):
             return step, last_norm
         step *= 10
     return first, last_norm
+
+
+def _rounds(slopes: list[torch.Tensor], step: float, values: torch.Tensor) -> bool:
+    """Return whether slopes at 1, 10 and 100 steps differ as rounding makes them differ.
+
+    Rounding spoils a slope less the longer the step, in many rows; curvature spoils it more, and a pole near theta
+    spoils few rows: the worst of them are left out.
+    """
+    plain = (slopes[2].abs() * 100 * step) > PLAIN * torch.finfo(values.dtype).eps * values.abs()
+    if 2 * int((slopes[0][plain] != 0).sum()) < int(plain.sum()):  # most rows still round to their old value
+        return True
+    first, second, size = (part[plain] for part in (slopes[1] - slopes[0], slopes[2] - slopes[1], slopes[0]))
+    n = first.numel()
+    kept = first.abs().argsort()[: n - min(max(2, n // 20), n // 2)]
+    norm = torch.linalg.vector_norm
+    off, off_wider, scale = (float(norm(part[kept])) for part in (first, second, size))
+    return off > PROPORTIONAL * scale and off_wider < off / 2
 
 
 def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> bool:
