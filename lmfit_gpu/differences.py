@@ -101,7 +101,8 @@ class Differences:
         values: torch.Tensor,
         columns: torch.Tensor,
     ) -> None:
-        moves = torch.diag(steps)[part]  # (k, n)
+        moves = steps.new_zeros(part.stop - part.start, steps.numel())  # (k, n): never n x n
+        moves[:, part].fill_diagonal_(1.0).mul_(steps[part])
         if self.scheme == "cs":
             shifted = torch.complex(theta.expand_as(moves), moves)
             columns.copy_(self._evaluate(problem, shifted, _complex_block(block, self.complex_features)).imag)

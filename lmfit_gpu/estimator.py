@@ -165,8 +165,10 @@ class LMRegressor(RegressorMixin, BaseEstimator):
 
         Raises
         ------
-        ValueError
+        ValueError, TypeError
             For bad arguments or data, or a start where the model is not finite; before any fitting.
+        KeyboardInterrupt, or what the model raised while it was linearised
+            Passed on; the last linearised point is kept in the attributes.
 
         Warns
         -----

@@ -193,7 +193,12 @@ class LevenbergMarquardt:
             nfev += jacobian.nfev
             return lin.gradient
 
-        gain = newton_gain(gradient, state.lin, state.theta)
+        try:
+            gain = (
+                newton_gain(gradient, state.lin, state.theta) if state.jacobian.keeps else None
+            )  # 2n passes: if cheap
+        except CALL_ERRORS:  # the model refuses a neighbour: no certificate
+            gain = None
         limit = AT_ROUNDING[problem.dtype][0]
         if gain is not None and gain <= limit:
             stop = Stop(Status.CONVERGED_CURVATURE, gain, limit)
@@ -275,7 +280,11 @@ class LevenbergMarquardt:
             Passed on, with the result so far as its attribute ``result``. At a trial point an error of the model is a
             rejected trial; the message of a fit that does not converge repeats it.
         """
-        state = self.init(problem, theta)
+        try:
+            state = self.init(problem, theta)
+        except BaseException:
+            problem.close()
+            raise
         history: list[IterationRecord] = []
         try:
             while state.stop is None:

@@ -77,3 +77,13 @@ def test_a_stall_at_a_degenerate_point_is_not_success():
     result = LevenbergMarquardt().minimize(LeastSquaresProblem(model, ArrayRows(x, y), theta), theta)
     assert result.cost > 20
     assert result.status is Status.STALLED_AT_PRECISION
+
+
+def test_a_model_that_refuses_a_neighbour_gives_no_certificate(monkeypatch):
+    """The stall is reported as it is, not the model's exception."""
+
+    def refuses(*_):
+        raise RuntimeError("no solution")
+
+    monkeypatch.setattr("lmfit_gpu.levenberg_marquardt.newton_gain", refuses)
+    assert minimise("freudenstein_roth", 1).result.status is Status.STALLED_AT_PRECISION
