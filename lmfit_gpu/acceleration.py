@@ -22,22 +22,24 @@ ALPHA = 0.75
 AS_PREDICTED = 0.01
 
 
-def accelerates(policy: DampingPolicy, jacobian: Jacobian, undamped: bool, gain_ratio: float) -> bool:
+def accelerates(policy: DampingPolicy, lin: Linearization, jacobian: Jacobian, step: Step, gain_ratio: float) -> bool:
     """Return whether a step is to be corrected.
 
     Parameters
     ----------
     policy : DampingPolicy
         Its ``accelerate`` is a bool, or "auto": where a correction costs less than a linearisation, and may help.
+    lin : Linearization
     jacobian : Jacobian
-    undamped : bool
-        The step is the Gauss-Newton step.
+    step : Step
+        The step to correct; a Gauss-Newton step after a trial as predicted is left alone.
     gain_ratio : float
         Of the trial before; NaN when there was none.
     """
     if policy.accelerate != "auto":
         return bool(policy.accelerate)
-    return jacobian.can_accelerate and not (undamped and abs(gain_ratio - 1) <= AS_PREDICTED)
+    undamped = step.damping <= lin.least_damping
+    return lin.accelerates and jacobian.can_accelerate and not (undamped and abs(gain_ratio - 1) <= AS_PREDICTED)
 
 
 def accelerated(lin: Linearization, jacobian: Jacobian, step: Step) -> torch.Tensor | None:

@@ -84,7 +84,8 @@ def curve_fit(
         est.fit(X, y)
     if not est.result_.success:
         raise RuntimeError(f"Optimal parameters not found: {est.result_.message}. Best point: {est.theta_.tolist()}")
-    return est.theta_, est.covariance_
+    n = len(est.theta_)
+    return est.theta_, np.full((n, n), np.inf) if est.covariance_ is None else est.covariance_  # inf as in SciPy
 
 
 def _array(data: Any) -> Any:

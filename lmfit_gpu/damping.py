@@ -10,8 +10,8 @@ NielsenDamping       λ by a smooth function of the gain ratio               Nie
 MarquardtDamping     λ times a factor up or down                            Marquardt (1963), doi:10.1137/0111030
 ===================  =====================================================  =====================================
 
-The secular equation :math:`\|D p(\lambda)\| = \Delta` is solved to within 10 % by Newton's method on
-:math:`1/\|D p\|`, safeguarded (Nocedal and Wright, 2nd ed., algorithm 4.3; Moré, section 5).
+How a linearisation finds the step within a radius is its own affair: direct solvers by the secular equation
+:math:`\|D p(\lambda)\| = \Delta`, cg by truncation (:meth:`lmfit_gpu.linear.Linearization.within`).
 
 D is by default the running maximum of the column norms of J: invariant under a change of units, and it cannot
 forget a direction that was once steep. A column that has been zero so far carries ‖r₀‖ as a placeholder, which
@@ -21,7 +21,6 @@ its first non-zero norm replaces.
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from lmfit_gpu.linear import Linearization, Step
@@ -36,8 +35,6 @@ __all__ = [
     "updated_scale",
 ]
 
-RADIUS_WITHIN = 0.1  # MINPACK lmpar: the secular equation is solved to 10 %
-SECULAR_ITERATIONS = 30  # two or three are usual; the safeguard halves the bracket's logarithm
 SHRINK_BELOW, GROW_ABOVE = 0.25, 0.75  # MINPACK lmder
 SHRINK = 0.15  # with grow = 3 the best of twelve rules on starts near the six hardest of NIST's
 FIRST_RADIUS_SHARE = 1e-3
@@ -127,8 +124,8 @@ class TrustRegion:
 
     def propose(self, lin: Linearization, state: Region) -> tuple[Step, Region]:
         """Return the step of length Δ, or the Gauss-Newton step when it is shorter."""
-        damping = _secular(lin, state.radius, state.damping)
-        return lin.solve(damping), replace(state, damping=damping)
+        step = lin.within(state.radius, state.damping)
+        return step, replace(state, damping=step.damping)
 
     def accept(self, state: Region, step: Step, gain_ratio: float) -> Region:
         """Shrink after a poor step, grow after a very good one."""
@@ -142,30 +139,6 @@ class TrustRegion:
         """Shrink the radius to a fraction of the step."""
         length = min(state.radius, step.scaled_norm) if step.valid and step.scaled_norm > 0 else state.radius
         return Region(SHRINK * length, state.damping / SHRINK)
-
-
-def _secular(lin: Linearization, radius: float, guess: float) -> float:
-    """Return λ with ‖D p(λ)‖ = Δ within 10 %, the least λ when p is shorter there."""
-    least = lin.least_damping
-    norm, slope = lin.scaled_norm(least)
-    if norm <= (1 + RADIUS_WITHIN) * radius:
-        return least
-    low = max(least, least + (norm - radius) / -slope if slope < 0 else least)
-    high = float(torch.linalg.vector_norm(lin.gradient / lin.scale)) / radius
-    damping = guess
-    for _ in range(SECULAR_ITERATIONS):
-        if not low < damping < high:
-            damping = max(1e-3 * high, (low * high) ** 0.5)
-        norm, slope = lin.scaled_norm(damping)
-        if not np.isfinite(norm):  # the factorisation failed: a larger λ
-            low, damping = damping, 0.0
-            continue
-        excess = norm - radius
-        if abs(excess) <= RADIUS_WITHIN * radius or slope == 0:
-            break
-        low, high = (damping, high) if excess > 0 else (low, damping)
-        damping -= norm / radius * excess / slope
-    return damping
 
 
 @dataclass(frozen=True)

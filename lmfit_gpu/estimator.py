@@ -61,10 +61,12 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     jac : {"auto", "autograd", "differences", "2-point", "3-point", "cs"} or callable
         "auto": autograd in torch; in numpy 2-point differences that change to 3-point near the solution.
         A callable has the signature of the model function and returns (n, n_params).
-    solver : {"auto", "qr", "cholesky"}
-        "auto": qr up to 1,000 parameters (the accurate one), cholesky beyond.
-    backend : {"auto", "scipy", "torch"}
-        Where the small systems are solved; "auto": torch when the model is on a GPU, else scipy.
+    solver : {"auto", "qr", "cholesky", "dual", "cg"}
+        "auto": qr up to 1,000 parameters (the accurate one); beyond, dual with fewer residuals than parameters,
+        else cholesky; cg where those matrices are too large.
+    backend : {"auto", "scipy", "torch", "cupynumeric"}
+        Where the damped systems are solved; "auto": cupynumeric under a ``legate`` launcher or with LEGATE_CONFIG
+        set, torch when the model is on a GPU, else scipy.
     devices : "auto", a torch device, or a list of them
         Blocks of rows are dealt over the list; "auto": where the module, or the tensor X, is.
     dtype : {None, torch.float64, torch.float32}
@@ -88,7 +90,8 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     module_ : torch.nn.Module
         The fitted copy of a module, in evaluation mode.
     covariance_ : ndarray, shape (n_params, n_params)
-        s²(JᵀJ)⁻¹, s² = Σr²/dof; inf on the diagonal for a parameter the data do not determine.
+        s²(JᵀJ)⁻¹, s² = Σr²/dof; inf on the diagonal for a parameter the data do not determine. None (and standard
+        errors NaN) with the solvers dual and cg beyond 1,000 parameters.
     stderr_ : ndarray, shape (n_params,)
     rank_ : int
     result_ : Result
@@ -282,7 +285,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= low
             if not (whole or automatic):
                 raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
-        choose(self.solver, 1)
+        choose(self.solver, 1, 1)
         get_backend(self.backend, torch.device("cpu"))
         Tolerances.resolve(self.ftol, self.xtol, self.gtol, torch.float64)
 
@@ -352,6 +355,12 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             message = (
                 f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
                 f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
+            )
+            warnings.warn(message, CovarianceWarning, stacklevel=3)
+        elif result.covariance is None:
+            message = (
+                f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(self.theta_)} "
+                "parameters; standard errors are NaN"
             )
             warnings.warn(message, CovarianceWarning, stacklevel=3)
         elif result.undetermined.any():

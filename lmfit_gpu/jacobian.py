@@ -15,13 +15,12 @@ import torch
 
 from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, vector_jacobian
 from lmfit_gpu.differences import Differences, start_differences
-from lmfit_gpu.models import CALL_ERRORS, NumpyFunction, TorchFunction
 from lmfit_gpu.problem import Block, LeastSquaresProblem
 from lmfit_gpu.rows import PairwiseTree, leaf_slices
+from lmfit_gpu.user_jacobian import UserJacobian
 
 __all__ = ["Derivatives", "Jacobian"]
 
-JACOBIAN_RTOL = 0.05  # a user's column against differences: a wrong sign, factor or order is off by more
 KEEP_BYTES = 128 * 2**20
 MANY_PARAMS = 1000  # beyond, a pass for the curvature costs more than the trials it saves
 # Share of the step over which the second derivative along it is taken (Transtrum et al. use 0.1 as well): truncation
@@ -29,77 +28,6 @@ MANY_PARAMS = 1000  # beyond, a pass for the curvature costs more than the trial
 CURVATURE_STEP = 0.1
 AUTOMATIC = "differences"
 JACOBIANS = ("auto", "autograd", AUTOMATIC, "2-point", "3-point", "cs")
-
-
-@dataclass(frozen=True)
-class UserJacobian:
-    """A Jacobian function given by the user, called like the model; returns (c, n)."""
-
-    function: TorchFunction | NumpyFunction
-    name = "user"
-
-    @classmethod
-    def choose(cls, function: Callable[..., Any], problem: LeastSquaresProblem, theta: torch.Tensor) -> "UserJacobian":
-        """Find out by trying whether the function is written in numpy or in torch."""
-        order = getattr(problem.replicas[0], "order", None)
-        if order is None:
-            raise ValueError(
-                "jac: a Jacobian function needs a model function; this model is a module or has a residual"
-            )
-        probe = problem.probe()
-        chosen: TorchFunction | NumpyFunction = NumpyFunction(function, (), order)
-        try:
-            if probe.x.device.type != "cpu":
-                raise TypeError("numpy does not read this device")
-            chosen(theta, probe.x, probe.y)
-        except CALL_ERRORS:
-            chosen = TorchFunction(function, (), order)
-        jacobian = cls(chosen)
-        jacobian.check(problem, theta, probe)
-        return jacobian
-
-    def check(self, problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> None:
-        """Hold the columns against 3-point differences on a probe of the rows.
-
-        Raises
-        ------
-        ValueError
-            If a column is off by more than 5 % and the rounding of the differences; the message names it.
-        """
-        differences = start_differences(problem, theta, "3-point")
-        with torch.no_grad():
-            n_values = problem.values(theta, probe).numel()
-        columns, expected = theta.new_empty(theta.numel(), n_values), theta.new_empty(theta.numel(), n_values)
-        values = self(problem, theta, probe, columns)
-        differences(problem, theta, probe, expected)
-        rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.steps.to(theta)
-        size = torch.linalg.vector_norm(expected, dim=1)
-        off = torch.linalg.vector_norm(columns - expected, dim=1)
-        wrong = off > JACOBIAN_RTOL * size + rounding * n_values**0.5
-        if bool(wrong.any()):
-            j = int(wrong.nonzero()[0, 0])
-            name = problem.names[j] if j < len(problem.names) else f"parameter {j}"
-            raise ValueError(
-                f"jac: the column of {name!r} is not the derivative of the model at the start "
-                f"(off by {float(off[j] / size[j]):.2g} of its size against 3-point differences)"
-            )
-
-    def passes(self, n_params: int) -> int:
-        """Return the number of forward evaluations."""
-        return 1
-
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
-        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
-        with torch.no_grad():
-            values = problem.values(theta, block)
-            jacobian = torch.as_tensor(self.function(theta, block.x, block.y))
-        expected = (values.numel(), theta.numel())
-        if jacobian.numel() != columns.numel() or jacobian.shape[-1] != expected[1]:
-            raise ValueError(f"jac: returned shape {tuple(jacobian.shape)}; expected {expected}")
-        columns.copy_(jacobian.reshape(expected).T)
-        return values
 
 
 @dataclass(frozen=True)
@@ -208,11 +136,11 @@ class Jacobian:
     def can_accelerate(self) -> bool:
         """Whether a second directional derivative costs less than a linearisation."""
         few = self.problem.n_params <= MANY_PARAMS
-        return few and (self.keeps or self._by_autograd)
+        return few and (self.keeps or self.makes_products)
 
     @property
-    def _by_autograd(self) -> bool:
-        """Whether products with J are those of autograd: not for differences, a user's J, or a repaired one."""
+    def makes_products(self) -> bool:
+        """Whether J v and Jᵀu need no J: by autograd, not for differences, a user's J, or a repaired one."""
         return self.derivatives.is_autograd and self._repairing is None
 
     def columns(self, block: Block) -> torch.Tensor:
@@ -239,8 +167,7 @@ class Jacobian:
             Runs on the block's device, in its thread.
         combine : callable (left, right) -> result
         """
-        if not self._kept:
-            self.nfev += self.derivatives.route.passes(self.problem.n_params)
+        self._count_pass()
         cut = self.problem.leaf_per_row
 
         def leaves(block: Block) -> list[Any]:
@@ -258,12 +185,24 @@ class Jacobian:
         for columns in self.problem.map_blocks(self.columns):
             yield columns[-1], columns[:-1].T
 
+    def whole(self) -> torch.Tensor:
+        """Return [J r]ᵀ of all rows, shape (n + 1, m), on the first device: 8 m (n + 1) bytes in float64."""
+        self._count_pass()
+        problem = self.problem
+        columns = self.theta.new_empty(problem.n_params + 1, problem.n_residuals)
+        start = 0
+        for part in problem.map_blocks(self.columns):
+            stop = start + part.shape[1]
+            columns[:, start:stop] = part
+            start = stop
+        return columns
+
     def matvec(self, v: torch.Tensor) -> torch.Tensor:
         """Return J v, shape (m,), on the first device."""
         self._count_product()
 
         def product(block: Block) -> torch.Tensor:
-            if block.index in self._kept or not self._by_autograd:
+            if block.index in self._kept or not self.makes_products:
                 return v.to(block.x.device, self.theta.dtype) @ self.columns(block)[:-1]
             theta = self.theta.to(block.x.device)
             return jacobian_vector(self.problem, theta, block, v.to(theta))
@@ -275,9 +214,43 @@ class Jacobian:
         self._count_product()
         return self._sum_rmatvec(lambda block: u[self._residuals(block)].to(block.x.device))
 
-    def _count_product(self) -> None:
+    def normal(self, v: torch.Tensor) -> torch.Tensor:
+        """Return JᵀJ v, shape (n,), in float64 on the first device, by one pass over the blocks."""
+        self._count_product(2)
+
+        def product(block: Block) -> list[torch.Tensor]:
+            theta = self.theta.to(block.x.device)
+            along = v.to(theta)
+            if not self.makes_products or block.index in self._kept:
+                columns = self.columns(block)[:-1].double()
+                parts = [columns[:, part] for part in leaf_slices(columns.shape[1], self.problem.leaf_per_row)]
+                return [part @ (along.double() @ part) for part in parts]
+            ahead = jacobian_vector(self.problem, theta, block, along)
+            return [vector_jacobian(self.problem, theta, block, ahead).double()]
+
+        return self._sum(product)
+
+    def gradient(self) -> tuple[torch.Tensor, float]:
+        """Return Jᵀr, shape (n,), float64, and ‖r‖, by one backward pass a block."""
+        self._count_product(1)
+
+        def product(block: Block) -> list[torch.Tensor]:
+            theta = self.theta.to(block.x.device)
+            with torch.no_grad():
+                r = block.residual(self.problem.values(theta, block))
+            g = vector_jacobian(self.problem, theta, block, r).double()
+            return [torch.cat((g, (r.double() @ r.double())[None]))]
+
+        total = self._sum(product)
+        return total[:-1], float(total[-1]) ** 0.5
+
+    def _count_pass(self) -> None:
         if not self._kept:
-            self.nfev += 1 if self._by_autograd else self.derivatives.route.passes(self.problem.n_params)
+            self.nfev += self.derivatives.route.passes(self.problem.n_params)
+
+    def _count_product(self, passes: int = 1) -> None:
+        if not self._kept:
+            self.nfev += passes if self.makes_products else self.derivatives.route.passes(self.problem.n_params)
 
     def curvature(self, v: torch.Tensor) -> torch.Tensor:
         """Return Jᵀ r_vv, shape (n,), where r_vv is the second derivative of r along v.
@@ -287,7 +260,7 @@ class Jacobian:
         (NIST StRD, 54 runs).
         """
         passes = self.derivatives.route.passes(self.problem.n_params)
-        self.nfev += 1 if self._kept else 4 if self._by_autograd else 3 + passes
+        self.nfev += 1 if self._kept else 4 if self.makes_products else 3 + passes
 
         def second(block: Block) -> torch.Tensor:
             theta = self.theta.to(block.x.device)
@@ -308,13 +281,16 @@ class Jacobian:
 
         def products(block: Block) -> list[torch.Tensor]:
             u = rows(block)
-            if block.index in self._kept or not self._by_autograd:
+            if block.index in self._kept or not self.makes_products:
                 columns = self.columns(block)[:-1]
                 parts = leaf_slices(columns.shape[1], cut)
                 return [columns[:, part].contiguous().double() @ u[part].double() for part in parts]
             theta = self.theta.to(block.x.device)
             return [vector_jacobian(self.problem, theta, block, u.to(theta.dtype)).double()]
 
+        return self._sum(products)
+
+    def _sum(self, products: Callable[[Block], list[torch.Tensor]]) -> torch.Tensor:
         tree = PairwiseTree(torch.add)
         for parts in self.problem.map_blocks(products):
             for part in parts:

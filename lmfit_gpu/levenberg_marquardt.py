@@ -40,6 +40,7 @@ from lmfit_gpu.termination import (
 __all__ = ["LevenbergMarquardt", "State"]
 
 ACCEPT_RATIO = 1e-4  # MINPACK lmder
+FAR = 1e-3  # relative fall of the cost above which no stop is near
 FINER_BELOW = 100 * float(np.sqrt(np.finfo(np.float64).eps))  # relative fall of the cost
 
 
@@ -52,17 +53,21 @@ class State:
     derivatives: Derivatives
     jacobian: Jacobian
     lin: Linearization
-    undamped: Step
     scale: Scale
     policy: Any
     rounding: float = np.inf  # of ‖r‖, at the start
     n_iter: int = 0
-    nfev: int = 0
+    nfev: int = 0  # without those of `jacobian`
     njev: int = 0
     rejected: int = 0
     refusal: str = ""  # what the model raised at its last refused trial
     stop: Stop | None = None
     record: IterationRecord | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the model over all rows so far."""
+        return self.nfev + self.jacobian.nfev
 
 
 @dataclass(frozen=True)
@@ -128,10 +133,8 @@ class LevenbergMarquardt:
         state = replace(state, policy=policy)
         if not (step.valid and step.predicted_reduction > 0):
             return self._rejected(problem, state, step, float("nan"), False)
-        evaluated = state.jacobian.nfev
         gain_ratio = float("nan") if state.record is None else state.record.gain_ratio
-        undamped = step.damping <= state.lin.least_damping
-        corrects = accelerates(self.damping, state.jacobian, undamped, gain_ratio)
+        corrects = accelerates(self.damping, state.lin, state.jacobian, step, gain_ratio)
         correction = None
         theta = state.theta + step.p.to(state.theta)
         try:
@@ -141,7 +144,7 @@ class LevenbergMarquardt:
         except CALL_ERRORS as error:  # the model refuses a trial point: not finite there
             trial = float("nan")
             state = replace(state, refusal=f"{type(error).__name__}: {error}")
-        state = replace(state, nfev=state.nfev + 1 + state.jacobian.nfev - evaluated)
+        state = replace(state, nfev=state.nfev + 1)
         if not trial < state.cost - ACCEPT_RATIO * step.predicted_reduction:  # also true for NaN
             return self._rejected(problem, state, step, trial, correction is not None)
         return self._accepted(problem, state, step, (theta, trial, correction is not None))
@@ -172,7 +175,7 @@ class LevenbergMarquardt:
         rejected = state.rejected + 1
         state = replace(state, policy=policy, n_iter=state.n_iter + 1, rejected=rejected, record=record)
         rounding = _rounding(problem, state)
-        stop = check_stalled(state.lin, state.undamped, state.theta, step, rounding)
+        stop = check_stalled(state.lin, state.lin.undamped(), state.theta, step, rounding)
         if stop is None and self.damping.attempts is not None and rejected >= self.damping.attempts:
             stop = Stop(Status.STALLED, step.scaled_norm, float("inf"))
         if stop is None:
@@ -189,7 +192,7 @@ class LevenbergMarquardt:
         def gradient(theta: torch.Tensor) -> torch.Tensor:
             nonlocal nfev
             jacobian = state.derivatives.at(theta)
-            lin = linearize(jacobian, choose(self.solver, problem.n_params), self._backend(problem))
+            lin = linearize(jacobian, self._solver(problem), self._backend(problem))
             nfev += jacobian.nfev
             return lin.gradient
 
@@ -208,7 +211,8 @@ class LevenbergMarquardt:
         """Return the state with its stop, if a test is met on the finest derivatives there are."""
         rounding = _rounding(problem, state)
         tolerances = Tolerances.resolve(*self.tolerances, problem.dtype)
-        stop = check(state.lin, state.undamped, state.theta, rounding, tolerances)
+        undamped = None if _far(state, tolerances) else state.lin.undamped()
+        stop = check(state.lin, undamped, state.theta, rounding, tolerances)
         if stop is None:
             return state
         refined = self._refined(problem, state)
@@ -231,8 +235,7 @@ class LevenbergMarquardt:
         derivatives: Derivatives,
         previous: State | None,
     ) -> State:
-        solver = choose(self.solver, problem.n_params)
-        backend = self._backend(problem)
+        solver, backend = self._solver(problem), self._backend(problem)
         jacobian = derivatives.at(theta)
         lin = linearize(jacobian, solver, backend)
         if not lin.finite and derivatives.is_autograd:
@@ -241,11 +244,13 @@ class LevenbergMarquardt:
         scale = updated_scale(self.damping.scaling, lin, None if previous is None else previous.scale)
         value_norm = problem.target_norm + lin.residual_norm
         lin = lin.with_scale(scale.d, derivatives.relative_error(lin.column_norms, value_norm))
-        undamped = lin.undamped()
-        counts = (0, 0) if previous is None else (previous.nfev, previous.njev)
-        nfev, njev = counts[0] + jacobian.nfev, counts[1] + 1
-        rounding = np.inf if previous is None else previous.rounding
-        return State(theta, cost, derivatives, jacobian, lin, undamped, scale, None, rounding, nfev=nfev, njev=njev)
+        if previous is None:
+            return State(theta, cost, derivatives, jacobian, lin, scale, None, njev=1)
+        nfev, njev, rounding = previous.evaluations, previous.njev + 1, previous.rounding
+        return State(theta, cost, derivatives, jacobian, lin, scale, None, rounding, nfev=nfev, njev=njev)
+
+    def _solver(self, problem: LeastSquaresProblem) -> str:
+        return choose(self.solver, problem.n_residuals, problem.n_params)
 
     def _backend(self, problem: LeastSquaresProblem) -> Backend:
         return get_backend(self.backend, problem.device)
@@ -305,14 +310,10 @@ class LevenbergMarquardt:
         return self._result(problem, state, history)
 
     def _result(self, problem: LeastSquaresProblem, state: State, history: list[IterationRecord]) -> Result:
-        n = problem.n_params
-        if state.lin.finite:
-            covariance, rank, undetermined = state.lin.covariance()
-        else:
-            covariance, rank, undetermined = torch.full((n, n), torch.nan), 0, torch.ones(n, dtype=torch.bool)
+        covariance, rank, undetermined = _covariance(problem, state)
         used = {
             "jac": state.derivatives.name,
-            "solver": choose(self.solver, n),
+            "solver": self._solver(problem),
             "backend": self._backend(problem).name,
             "damping": self.damping,
             "devices": [str(device) for device in problem.devices],
@@ -325,15 +326,38 @@ class LevenbergMarquardt:
             cost=state.cost,
             stop=_explained(cast(Stop, state.stop), state.refusal),
             n_iter=state.n_iter,
-            nfev=state.nfev,
+            nfev=state.evaluations,
             njev=state.njev,
             n_residuals=problem.n_residuals,
             history=history,
             used=used,
-            covariance=covariance.numpy(),
+            covariance=covariance,
             rank=rank,
-            undetermined=undetermined.numpy(),
+            undetermined=undetermined,
         )
+
+
+def _covariance(problem: LeastSquaresProblem, state: State) -> tuple[np.ndarray | None, int, np.ndarray]:
+    """Return (JᵀJ)⁻¹, rank and undetermined mask; without a dense matrix None, and full rank taken for granted."""
+    n = problem.n_params
+    if not state.lin.finite:
+        return np.full((n, n), np.nan) if state.lin.direct else None, 0, np.ones(n, dtype=bool)
+    found = state.lin.covariance()
+    if found is None:
+        return None, min(n, problem.n_residuals), np.zeros(n, dtype=bool)
+    covariance, rank, undetermined = found
+    return covariance.numpy(), rank, undetermined.numpy()
+
+
+def _far(state: State, tolerances: Tolerances) -> bool:
+    """Return whether the undamped step need not be known yet: it is an iteration, and the last trial gained much.
+
+    A test that is not made costs at most one more trial.
+    """
+    if state.lin.direct or state.record is None or not state.record.accepted:
+        return False
+    gained = state.record.gain_ratio * state.record.predicted_reduction
+    return gained > max(FAR, tolerances.ftol) * (state.cost + gained)
 
 
 def _explained(stop: Stop, refusal: str) -> Stop:
@@ -360,6 +384,8 @@ def _record(
         accepted=accepted,
         accelerated=was_accelerated,
         jac=state.derivatives.name,
+        predicted_reduction=step.predicted_reduction,
+        n_inner=step.n_inner,
     )
 
 

@@ -92,6 +92,10 @@ class IterationRecord:
     accepted, accelerated : bool
     jac : str
         How the Jacobian there was computed.
+    predicted_reduction : float
+        −gᵀp − ½‖Jp‖² of the step, in units of the cost.
+    n_inner : int
+        Inner iterations of the step, with solver="cg".
     """
 
     n_iter: int
@@ -104,6 +108,8 @@ class IterationRecord:
     accepted: bool
     accelerated: bool
     jac: str
+    predicted_reduction: float = float("nan")
+    n_inner: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,10 +133,11 @@ class Result:
     history : sequence of IterationRecord
     used : dict
         What "auto" options became: jac, solver, backend, damping, devices, chunk_rows, rows.
-    covariance : ndarray, shape (n_params, n_params)
-        (JᵀJ)⁻¹ at theta, not scaled; inf on the diagonal for parameters the data do not determine.
+    covariance : ndarray, shape (n_params, n_params), or None
+        (JᵀJ)⁻¹ at theta, not scaled; inf on the diagonal for parameters the data do not determine. None where the
+        solver keeps no dense matrix (dual and cg with more than 1,000 parameters).
     rank : int
-        Numerical rank of J.
+        Numerical rank of J; without a covariance the smaller of its sides.
     undetermined : ndarray of bool, shape (n_params,)
     """
 
@@ -144,7 +151,7 @@ class Result:
     n_residuals: int
     history: Sequence[IterationRecord]
     used: dict[str, object]
-    covariance: np.ndarray = field(repr=False)
+    covariance: np.ndarray | None = field(repr=False)
     rank: int = 0
     undetermined: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
 
@@ -202,9 +209,15 @@ class Result:
 
     @property
     def stderr(self) -> np.ndarray:
-        """Standard errors, shape (n_params,): the square root of the diagonal of s²(JᵀJ)⁻¹, s² = 2 cost/dof."""
+        """Standard errors, shape (n_params,): the square root of the diagonal of s²(JᵀJ)⁻¹, s² = 2 cost/dof.
+
+        NaN without a covariance.
+        """
+        scaled = scaled_covariance(self.covariance, self.cost, self.dof)
+        if scaled is None:
+            return np.full(len(self.theta), np.nan)
         with np.errstate(invalid="ignore"):
-            return np.sqrt(np.diag(scaled_covariance(self.covariance, self.cost, self.dof)))
+            return np.sqrt(np.diag(scaled))
 
     def _parameter_line(self, j: int) -> str:
         value, error = self.theta[j], self.stderr[j]
@@ -212,8 +225,10 @@ class Result:
         return f"  {self.names[j]:>16} {value:22.15g} {error:12.4g} {relative:>9}"
 
 
-def scaled_covariance(covariance: np.ndarray, cost: float, dof: int) -> np.ndarray:
-    """Return s²(JᵀJ)⁻¹ with s² = 2 cost / dof; infinite throughout when no degree of freedom is left."""
+def scaled_covariance(covariance: np.ndarray | None, cost: float, dof: int) -> np.ndarray | None:
+    """Return s²(JᵀJ)⁻¹ with s² = 2 cost / dof; infinite throughout when no degree of freedom is left; None of None."""
+    if covariance is None:
+        return None
     if dof <= 0:
         return np.full_like(covariance, np.inf)
     return covariance * (2 * cost / dof)

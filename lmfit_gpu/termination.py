@@ -99,15 +99,15 @@ def rounding_of_residual(lin: Linearization, theta: torch.Tensor, target_norm: f
 
 
 def check(
-    lin: Linearization, undamped: Step, theta: torch.Tensor, rounding: float, tolerances: Tolerances
+    lin: Linearization, undamped: Step | None, theta: torch.Tensor, rounding: float, tolerances: Tolerances
 ) -> Stop | None:
     """Return why the fit has converged at θ, or None.
 
     Parameters
     ----------
     lin : Linearization
-    undamped : Step
-        The step for the least λ the solver resolves.
+    undamped : Step or None
+        The step for the least λ the solver resolves; None: not known yet, only the residual is tested.
     theta : Tensor, shape (n_params,)
     rounding : float
         ‖δr‖ (:func:`rounding_of_residual`).
@@ -115,7 +115,7 @@ def check(
     """
     if lin.residual_norm <= EXACT_FIT * rounding:
         return Stop(Status.CONVERGED_RESIDUAL, lin.residual_norm, EXACT_FIT * rounding)
-    if not undamped.valid or not trusted(lin, theta):
+    if undamped is None or not undamped.valid or not trusted(lin, theta):
         return None
     cosine = gradient_cosine(lin)
     if cosine <= tolerances.gtol:
@@ -164,7 +164,8 @@ def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step:
 
 def trusted(lin: Linearization, theta: torch.Tensor) -> bool:
     """Return whether the undamped step is known well enough to stop on."""
-    return torch.finfo(theta.dtype).eps * lin.condition() <= TRUSTED_ERROR
+    epsilon = torch.finfo(theta.dtype).eps
+    return epsilon * lin.condition_limit <= TRUSTED_ERROR or epsilon * lin.condition() <= TRUSTED_ERROR
 
 
 def relative_gain(lin: Linearization, undamped: Step) -> float:

@@ -16,10 +16,10 @@ from lmfit_gpu.damping import (
     damping_policy,
     updated_scale,
 )
-from lmfit_gpu.jacobian import UserJacobian
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.linear import Step
 from lmfit_gpu.result import Status
+from lmfit_gpu.user_jacobian import UserJacobian
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS)
 

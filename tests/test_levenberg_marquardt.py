@@ -11,12 +11,12 @@ from scipy.optimize import curve_fit
 
 from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion, damping_policy
 from lmfit_gpu.exceptions import NonFiniteError
-from lmfit_gpu.jacobian import UserJacobian
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.models import NumpyFunction, TorchFunction
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Status
 from lmfit_gpu.rows import ArrayRows
+from lmfit_gpu.user_jacobian import UserJacobian
 
 TRUE = np.array([2.5, 1.3, 0.5])
 START = np.array([1.0, 0.7, 0.1])

@@ -1,6 +1,6 @@
 """The optimizer component: dense linear algebra of small matrices, on one of several array libraries.
 
-A backend is nine primitives on its own arrays, which support ``+ - * / @ ** .T`` and indexing as numpy's do.
+A backend is a dozen primitives on its own arrays, which support ``+ - * / @ ** .T`` and indexing as numpy's do.
 Arrays of a backend never leave :mod:`lmfit_gpu.linear`. Everything here is float64.
 """
 

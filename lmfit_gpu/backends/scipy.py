@@ -1,6 +1,7 @@
 """Backend on numpy arrays and LAPACK through SciPy: the reference, on the CPU."""
 
 import functools
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +11,9 @@ from scipy import linalg
 from scipy.linalg import lapack
 from threadpoolctl import ThreadpoolController
 
+from lmfit_gpu.backends.base import starts_of
+from lmfit_gpu.backends.torch import TorchBackend
+
 __all__ = ["ScipyBackend"]
 
 BLOCK_COLUMNS = 32  # LAPACK's usual block of Householder vectors (ilaenv for dgeqrf)
@@ -18,9 +22,17 @@ Array = np.ndarray
 
 
 class ScipyBackend:
-    """Nine primitives of dense linear algebra by LAPACK."""
+    """The primitives by LAPACK."""
 
     name = "scipy"
+    check_every = 1
+
+    def leaves(self, device: torch.device) -> "ScipyBackend | TorchBackend":
+        """Return LAPACK for blocks on the CPU, torch for those on a GPU."""
+        return self if device.type == "cpu" else TorchBackend(device)
+
+    def reserve(self, n_bytes: int, purpose: str) -> None:
+        """Refuse nothing: an array that does not fit raises MemoryError."""
 
     def leaf_threads(self) -> AbstractContextManager[Any]:
         """Return a context with one BLAS thread.
@@ -38,6 +50,10 @@ class ScipyBackend:
         """Return a float64 tensor on a device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
+    def draw(self, *scalars: Any) -> tuple[float, ...]:
+        """Return scalars as floats."""
+        return tuple(map(float, scalars))
+
     def triangle(self, columns: Array) -> Array:
         """Return the triangle R of columnsᵀ by Householder QR (dgeqrf)."""
         return _triangle(columns.T)
@@ -49,6 +65,13 @@ class ScipyBackend:
     def gram(self, columns: Array) -> Array:
         """Return columns columnsᵀ."""
         return columns @ columns.T
+
+    def stacked(self, blocks: Iterable[torch.Tensor], shape: tuple[int, int]) -> Array:
+        """Return blocks of rows as one array."""
+        rows = np.empty(shape)
+        for start, block in starts_of(blocks):
+            rows[start : start + len(block)] = self.asarray(block)
+        return rows
 
     def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
         """Return U, s, Vᵀ; NaN throughout when the matrix is not finite."""
@@ -64,9 +87,11 @@ class ScipyBackend:
         """Return eigenvalues, rising, and eigenvectors."""
         return linalg.eigh(matrix, check_finite=False)
 
-    def cholesky(self, matrix: Array) -> Array | None:
-        """Return the lower factor (dpotrf), None when the matrix is not positive definite."""
-        factor, info = lapack.dpotrf(matrix, lower=1)
+    def cholesky(self, matrix: Array, damping: float = 0.0) -> Array | None:
+        """Return the lower factor of matrix + damping I (dpotrf, in place of the one copy), None when there is none."""
+        shifted = np.array(matrix.T, order="F")  # of a C array a plain copy, in LAPACK's order
+        shifted.reshape(-1, order="F")[:: len(matrix) + 1] += damping
+        factor, info = lapack.dpotrf(shifted, lower=1, overwrite_a=1, clean=0)
         return factor if info == 0 else None
 
     def cholesky_solve(self, factor: Array, b: Array) -> Array:

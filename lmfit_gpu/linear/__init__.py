@@ -5,12 +5,16 @@ from typing import Any
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import Linearization, Step
+from lmfit_gpu.linear.cg import CGLinearization
 from lmfit_gpu.linear.cholesky import CholeskyLinearization
+from lmfit_gpu.linear.dual import DualLinearization
 from lmfit_gpu.linear.qr import QRLinearization
 
 __all__ = [
     "SOLVERS",
+    "CGLinearization",
     "CholeskyLinearization",
+    "DualLinearization",
     "Linearization",
     "QRLinearization",
     "Step",
@@ -18,18 +22,26 @@ __all__ = [
     "linearize",
 ]
 
-SOLVERS: dict[str, Any] = {"qr": QRLinearization, "cholesky": CholeskyLinearization}
+SOLVERS: dict[str, Any] = {
+    "qr": QRLinearization,
+    "cholesky": CholeskyLinearization,
+    "dual": DualLinearization,
+    "cg": CGLinearization,
+}
 MANY_PARAMS = 1000  # beyond, the singular value decomposition (20 n³ flops) outweighs its accuracy
+MOST_DENSE = 20_000  # side of a square matrix: 3.2 GB, and a factorisation holds three of them
+MOST_JACOBIAN = 2**30  # entries of J that dual keeps: 8 GB
 
 
-def choose(solver: str, n_params: int) -> str:
+def choose(solver: str, n_residuals: int, n_params: int) -> str:
     """Return the solver to use.
 
     Parameters
     ----------
-    solver : {"auto", "qr", "cholesky"}
-        "auto" is qr up to 1,000 parameters, cholesky beyond.
-    n_params : int
+    solver : {"auto", "qr", "cholesky", "dual", "cg"}
+        "auto" works in the smaller dimension: qr up to 1,000 parameters; beyond, dual where there are fewer residuals
+        than parameters (and J has at most 2³⁰ entries), else cholesky; cg where a side of 20,000 is exceeded.
+    n_residuals, n_params : int
 
     Raises
     ------
@@ -37,10 +49,18 @@ def choose(solver: str, n_params: int) -> str:
         For a name that is not a solver.
     """
     if solver == "auto":
-        return "qr" if n_params <= MANY_PARAMS else "cholesky"
+        return _automatic(n_residuals, n_params)
     if solver not in SOLVERS:
         raise ValueError(f"solver: got {solver!r}; allowed are 'auto', {', '.join(map(repr, SOLVERS))}")
     return solver
+
+
+def _automatic(n_residuals: int, n_params: int) -> str:
+    if n_params <= MANY_PARAMS:
+        return "qr"
+    if n_residuals < n_params and n_residuals <= MOST_DENSE and n_residuals * n_params <= MOST_JACOBIAN:
+        return "dual"
+    return "cholesky" if n_params <= MOST_DENSE else "cg"
 
 
 def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> Linearization:
@@ -49,12 +69,20 @@ def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> Linearizatio
     Parameters
     ----------
     jacobian : Jacobian
-    solver : {"qr", "cholesky"}
+    solver : {"qr", "cholesky", "dual", "cg"}
     backend : Backend
 
     Returns
     -------
     Linearization
         With D = 1; :meth:`Linearization.with_scale` sets D.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the backend has no room for the matrices of the solver, before anything is computed.
     """
+    m, n = jacobian.problem.n_residuals, jacobian.problem.n_params
+    purpose = f"solver={solver!r} with {m} residuals and {n} parameters"
+    backend.reserve(SOLVERS[solver].room(m, n), purpose)
     return SOLVERS[solver].reduce(jacobian, backend)

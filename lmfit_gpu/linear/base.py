@@ -7,19 +7,26 @@ At a point θ with residuals r, Jacobian J and scale D (a positive vector) the d
 the minimiser of the model plus :math:`\tfrac12 \lambda \|D p\|^2`, and its predicted reduction is
 :math:`-g^T p - \tfrac12 \|J p\|^2` with :math:`g = J^T r` (Nocedal and Wright, 2nd ed., section 10.3).
 λ has no unit: D has the units of J.
+
+Blocks of rows are reduced on the devices of the model; what is left, without rows, goes to the backend.
 """
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
 
-from lmfit_gpu.backends import Backend, TorchBackend
+from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.rows import LEAF_ROWS
 
-__all__ = ["Linearization", "Step", "reduce_with"]
+__all__ = ["EPSILON", "Linearization", "Step", "no_step", "reduce_with", "secular_step"]
+
+EPSILON = float(np.finfo(np.float64).eps)
+RADIUS_WITHIN = 0.1  # MINPACK lmpar: the secular equation is solved to 10 %
+SECULAR_ITERATIONS = 30  # two or three are usual; the safeguard halves the bracket's logarithm
 
 
 @dataclass(frozen=True)
@@ -49,14 +56,39 @@ class Step:
     n_inner: int = 0
 
 
+def no_step(scale: torch.Tensor, damping: float) -> Step:
+    """Return the invalid step: a trial that is rejected before it is made."""
+    return Step(torch.zeros_like(scale), 0.0, 0.0, damping, valid=False)
+
+
 class Linearization(Protocol):
     """(J, r) at one point, reduced; made by :func:`lmfit_gpu.linear.linearize`."""
 
-    gradient: torch.Tensor  # (n,) Jᵀr
-    column_norms: torch.Tensor  # (n,) ‖J_j‖
-    residual_norm: float  # ‖r‖
     scale: torch.Tensor  # (n,) D
-    finite: bool
+    direct: bool  # one factorisation serves every right-hand side; else each solve is an iteration
+    accelerates: bool  # whether another right-hand side is worth its price for a better step
+    residual_norm: float  # ‖r‖
+    condition_limit: float  # the largest condition number that the solver can tell from infinity
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Jᵀr, shape (n,)."""
+        ...
+
+    @property
+    def column_norms(self) -> torch.Tensor:
+        """‖J_j‖, shape (n,)."""
+        ...
+
+    @property
+    def finite(self) -> bool:
+        """Whether J and r are."""
+        ...
+
+    @classmethod
+    def room(cls, n_residuals: int, n_params: int) -> int:
+        """Return the bytes that arrays of the backend take at most, with those of the point before."""
+        ...
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "Linearization":
         """Return the same reduction with another D; `error` is the relative error of J.
@@ -78,6 +110,10 @@ class Linearization(Protocol):
         """Return ‖D p(λ)‖ and its derivative by λ."""
         ...
 
+    def within(self, radius: float, guess: float) -> Step:
+        """Return the step of least model cost with ‖D p‖ ≤ `radius`, to 10 %; `guess` is a λ to try first."""
+        ...
+
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,)."""
         ...
@@ -91,28 +127,67 @@ class Linearization(Protocol):
         """Return the condition number of J D⁻¹ on the directions that J resolves."""
         ...
 
-    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
+    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:
+        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters.
+
+        None where n is beyond dense matrices and the solver keeps none.
+        """
         ...
 
 
-def reduce_with(jacobian: Jacobian, backend: Backend, leaf: str, combine: Any) -> Any:
-    """Reduce [J r] by a primitive of the backend applied to every leaf, combined pairwise.
-
-    A leaf on a GPU is reduced there by torch, and only its small result moves to the backend.
+def reduce_with(jacobian: Jacobian, backend: Backend, leaf: str) -> torch.Tensor:
+    """Reduce [J r] leaf by leaf on the devices of the model, combined pairwise on the first of them.
 
     Parameters
     ----------
     jacobian : Jacobian
     backend : Backend
+        Its :meth:`~lmfit_gpu.backends.Backend.leaves` do the work.
     leaf : {"triangle", "gram"}
-    combine : callable (left, right) -> result
+
+    Returns
+    -------
+    Tensor, shape (n + 1, n + 1), float64
+        On the problem's first device.
     """
+    device = jacobian.problem.device
 
-    def reduced(columns: torch.Tensor) -> Any:
-        if columns.is_cuda:
-            return backend.asarray(getattr(TorchBackend(columns.device), leaf)(columns.double()))
-        return getattr(backend, leaf)(backend.asarray(columns))
+    def reduced(columns: torch.Tensor) -> torch.Tensor:
+        leaves = backend.leaves(columns.device)
+        return leaves.to_tensor(getattr(leaves, leaf)(leaves.asarray(columns)), device)
 
-    with backend.leaf_threads() if jacobian.problem.n_residuals > LEAF_ROWS else nullcontext():
-        return jacobian.reduce(reduced, combine)
+    def joined(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
+        leaves = backend.leaves(device)
+        return leaves.to_tensor(leaves.join_triangles(leaves.asarray(upper), leaves.asarray(lower)), device)
+
+    many = jacobian.problem.n_residuals > LEAF_ROWS
+    with backend.leaves(device).leaf_threads() if many else nullcontext():
+        return jacobian.reduce(reduced, joined if leaf == "triangle" else torch.add)
+
+
+def secular_step(lin: Linearization, radius: float, guess: float) -> Step:
+    r"""Return the step whose λ solves :math:`\|D p(\lambda)\| = \Delta` within 10 %.
+
+    The least λ when p is shorter there. Newton's method on :math:`1/\|D p\|`, safeguarded (Nocedal and Wright, 2nd
+    ed., algorithm 4.3; Moré (1978), section 5, doi:10.1007/BFb0067700).
+    """
+    least = lin.least_damping
+    norm, slope = lin.scaled_norm(least)
+    if norm <= (1 + RADIUS_WITHIN) * radius:
+        return lin.solve(least)
+    low = max(least, least + (norm - radius) / -slope if slope < 0 else least)
+    high = float(torch.linalg.vector_norm(lin.gradient / lin.scale)) / radius
+    damping = guess
+    for _ in range(SECULAR_ITERATIONS):
+        if not low < damping < high:
+            damping = max(1e-3 * high, (low * high) ** 0.5)
+        norm, slope = lin.scaled_norm(damping)
+        if not np.isfinite(norm):  # the factorisation failed: a larger λ
+            low, damping = damping, 0.0
+            continue
+        excess = norm - radius
+        if abs(excess) <= RADIUS_WITHIN * radius or slope == 0:
+            break
+        low, high = (damping, high) if excess > 0 else (low, damping)
+        damping -= norm / radius * excess / slope
+    return lin.solve(damping)

@@ -18,13 +18,12 @@ import torch
 
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
-from lmfit_gpu.linear.base import Step, reduce_with
-from lmfit_gpu.linear.qr import EPSILON, covariance_from
+from lmfit_gpu.linear.base import EPSILON, Step, no_step, reduce_with, secular_step
+from lmfit_gpu.linear.covariance import RANK_ROUNDING, covariance_of_gram
 
-__all__ = ["CholeskyLinearization"]
+__all__ = ["UNDAMPED_TRIES", "CholeskyLinearization", "condition_from"]
 
 UNDAMPED_TRIES = 5
-RANK_ROUNDING = 10 * EPSILON  # per column: eigenvalues of a Gram matrix summed over many rows are known to that
 
 
 class CholeskyLinearization:
@@ -32,62 +31,90 @@ class CholeskyLinearization:
 
     Parameters
     ----------
-    gram : backend array, shape (n + 1, n + 1)
-        [J r]ᵀ[J r].
+    gram : Tensor, shape (n + 1, n + 1)
+        [J r]ᵀ[J r], on the first device.
     backend : Backend
+        Factors A + λI.
     scale : Tensor, shape (n,)
         D.
     error : float
         Relative error of J, for the rank.
     """
 
-    def __init__(self, gram: Any, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
+    direct = accelerates = True
+
+    def __init__(self, gram: torch.Tensor, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
         self._gram, self._backend, self._error = gram, backend, error
         n = scale.numel()
         self.scale = scale
-        self._d = backend.asarray(scale)
-        self._a = gram[:n, :n] / self._d / self._d[:, None]
-        self._b = gram[:n, n] / self._d
-        self.gradient = backend.to_tensor(gram[:n, n], scale.device)
-        self.column_norms = backend.to_tensor(gram.diagonal()[:n] ** 0.5, scale.device)
+        self.gradient = gram[:n, n]
+        self.column_norms = gram.diagonal()[:n] ** 0.5
         self.residual_norm = float(gram[n, n]) ** 0.5
-        self.finite = bool(np.isfinite(float(abs(gram).sum())))
+        self.finite = bool(np.isfinite(float(gram.abs().sum())))
+        self.condition_limit = (n * RANK_ROUNDING) ** -0.5
         self._factors: dict[float, Any] = {}
 
     @classmethod
     def reduce(cls, jacobian: Jacobian, backend: Backend) -> "CholeskyLinearization":
         """Make one pass over the data; D is 1 until :meth:`with_scale`."""
-        gram = reduce_with(jacobian, backend, "gram", lambda left, right: left + right)
+        gram = reduce_with(jacobian, backend, "gram")
         return cls(gram, backend, torch.ones_like(jacobian.theta, dtype=torch.float64))
+
+    @classmethod
+    def room(cls, n_residuals: int, n_params: int) -> int:
+        """Return 40 n² bytes: A, its copy in the factor's layout, the factor, and A and factor of the point before."""
+        return 40 * n_params**2
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "CholeskyLinearization":
         """Return the same reduction with another D."""
         return CholeskyLinearization(self._gram, self._backend, scale, error)
 
     @cached_property
+    def _scaled(self) -> torch.Tensor:
+        n = self.scale.numel()
+        return self._gram[:n, :n] / self.scale / self.scale[:, None]
+
+    @cached_property
+    def _a(self) -> Any:
+        return self._backend.asarray(self._scaled)
+
+    @cached_property
+    def _b(self) -> Any:
+        return self._backend.asarray(self.gradient / self.scale)
+
+    @cached_property
     def least_damping(self) -> float:
         """N ε ‖A‖: below it A + λI is A to rounding."""
-        return len(self._b) * EPSILON * float((self._a**2).sum()) ** 0.5
+        return self.scale.numel() * EPSILON * float(torch.linalg.matrix_norm(self._scaled))
 
     def _factor(self, damping: float) -> Any | None:
         if damping not in self._factors:
-            shifted = self._a + damping * self._backend.asarray(torch.eye(len(self._b)))
-            self._factors = {damping: self._backend.cholesky(shifted)}  # only the last: n² memory each
+            self._factors = {}  # only the last: n² memory each
+            self._factors = {damping: self._backend.cholesky(self._a, damping)}
         return self._factors[damping]
 
     def solve(self, damping: float) -> Step:
         """Return the step for λ = `damping`; a λ below :attr:`least_damping` gives an invalid step."""
-        factor = self._factor(damping) if damping >= self.least_damping and self.finite else None
+        factor = self._factor(damping) if self.finite and damping >= self.least_damping else None
         if factor is None:
-            return Step(torch.zeros_like(self.scale), 0.0, 0.0, damping, valid=False)
+            return no_step(self.scale, damping)
         q = -self._backend.cholesky_solve(factor, self._b)
-        norm = float((q**2).sum()) ** 0.5
-        gain = 0.5 * (damping * norm**2 - float(self._b @ q))
-        p = self._backend.to_tensor(q / self._d, self.scale.device)
+        squares, along = self._backend.draw(q @ q, self._b @ q)
+        norm = squares**0.5
+        gain = 0.5 * (damping * squares - along)
+        p = self._backend.to_tensor(q, self.scale.device) / self.scale
         return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
+
+    def within(self, radius: float, guess: float) -> Step:
+        """Return the step within a radius, by the secular equation."""
+        return secular_step(self, radius, guess)
 
     def undamped(self) -> Step:
         """Return the step for the least λ that the solver resolves."""
+        return self._undamped
+
+    @cached_property
+    def _undamped(self) -> Step:
         damping = self.least_damping
         step = self.solve(damping)
         for _ in range(UNDAMPED_TRIES):
@@ -103,36 +130,30 @@ class CholeskyLinearization:
         if factor is None:
             return float("inf"), 0.0
         q = self._backend.cholesky_solve(factor, self._b)
-        norm = float((q**2).sum()) ** 0.5
-        slope = float(q @ self._backend.cholesky_solve(factor, q))
-        return norm, -slope / norm if norm > 0 else 0.0
+        squares, curved = self._backend.draw(q @ q, q @ self._backend.cholesky_solve(factor, q))
+        norm = squares**0.5
+        return norm, -curved / norm if norm > 0 else 0.0
 
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,); NaN where the factorisation fails."""
         factor = self._factor(damping)
         if factor is None:
             return torch.full_like(self.scale, torch.nan)
-        scaled = self._backend.cholesky_solve(factor, self._backend.asarray(b) / self._d)
-        return self._backend.to_tensor(scaled / self._d, self.scale.device)
-
-    @cached_property
-    def _eigenvalues(self) -> np.ndarray:
-        return self._backend.to_tensor(self._backend.eigh(self._a)[0], torch.device("cpu")).numpy()
+        scaled = self._backend.cholesky_solve(factor, self._backend.asarray(b / self.scale))
+        return self._backend.to_tensor(scaled, self.scale.device) / self.scale
 
     def condition(self) -> float:
         """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
-        if not self.finite:
-            return float("inf")
-        values = self._eigenvalues
-        kept = values[values > len(values) * RANK_ROUNDING * values[-1]]
-        return float((values[-1] / kept[0]) ** 0.5) if len(kept) else float("inf")
+        return condition_from(self._backend, self._a) if self.finite else float("inf")
 
     def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
-        n = len(self._b)
-        gram = self._backend.to_tensor(self._gram, torch.device("cpu")).numpy()[:n, :n]
-        norms = np.sqrt(np.where(gram.diagonal() > 0, gram.diagonal(), 1.0))
-        values, vectors = np.linalg.eigh(gram / np.outer(norms, norms))
-        kept = values > max(self._error**2, n * RANK_ROUNDING) * values[-1]
-        s = np.sqrt(np.where(kept, values, 0.0))
-        return covariance_from(s, vectors.T, kept, norms)
+        n = self.scale.numel()
+        return covariance_of_gram(self._gram[:n, :n].cpu().numpy(), self._error)
+
+
+def condition_from(backend: Backend, squared: Any) -> float:
+    """Return the condition number of A from a backend's AᵀA or AAᵀ, on the directions that are not zero to rounding."""
+    values = backend.to_tensor(backend.eigh(squared)[0], torch.device("cpu")).numpy()
+    kept = values[values > len(values) * RANK_ROUNDING * values[-1]]
+    return float((values[-1] / kept[0]) ** 0.5) if len(kept) else float("inf")

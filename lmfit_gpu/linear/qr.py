@@ -23,12 +23,10 @@ import torch
 
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
-from lmfit_gpu.linear.base import Step, reduce_with
+from lmfit_gpu.linear.base import EPSILON, Step, reduce_with, secular_step
+from lmfit_gpu.linear.covariance import covariance_of_columns
 
 __all__ = ["QRLinearization"]
-
-EPSILON = float(np.finfo(np.float64).eps)
-UNDETERMINED = 1e-4  # share of a parameter in the null directions above which the data do not determine it
 
 
 class QRLinearization:
@@ -36,34 +34,40 @@ class QRLinearization:
 
     Parameters
     ----------
-    triangle : backend array, shape (n + 1, n + 1)
-        [R z; 0 ρ].
+    triangle : Tensor, shape (n + 1, n + 1)
+        [R z; 0 ρ], on the first device.
     backend : Backend
+        Decomposes R D⁻¹.
     scale : Tensor, shape (n,)
         D.
     error : float
         Relative error of J; directions below it are left out of :meth:`undamped`.
     """
 
-    def __init__(self, triangle: Any, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
+    direct = accelerates = True
+    least_damping = 0.0
+
+    def __init__(self, triangle: torch.Tensor, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
         self._triangle, self._backend, self._error = triangle, backend, error
         n = scale.numel()
         self._r, self._z = triangle[:n, :n], triangle[:n, n]
         self.scale = scale
-        self._d = backend.asarray(scale)
-        device = scale.device
-        self.gradient = backend.to_tensor(self._r.T @ self._z, device)
-        self.column_norms = backend.to_tensor((self._r**2).sum(0) ** 0.5, device)
+        self.gradient = self._r.T @ self._z
+        self.column_norms = (self._r**2).sum(0) ** 0.5
         self.residual_norm = float((triangle[:, n] ** 2).sum()) ** 0.5
-        self.finite = bool(np.isfinite(float(abs(triangle).sum())))
+        self.finite = bool(np.isfinite(float(triangle.abs().sum())))
+        self.condition_limit = 1 / (n * EPSILON)
 
     @classmethod
     def reduce(cls, jacobian: Jacobian, backend: Backend) -> "QRLinearization":
         """Make one pass over the data; D is 1 until :meth:`with_scale`."""
-        triangle = reduce_with(jacobian, backend, "triangle", backend.join_triangles)
+        triangle = reduce_with(jacobian, backend, "triangle")
         return cls(triangle, backend, torch.ones_like(jacobian.theta, dtype=torch.float64))
 
-    least_damping = 0.0
+    @classmethod
+    def room(cls, n_residuals: int, n_params: int) -> int:
+        """Return 64 n² bytes: R, U, Vᵀ, the work of the decomposition, and U, Vᵀ of the point before."""
+        return 64 * n_params**2
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "QRLinearization":
         """Return the same reduction with another D."""
@@ -72,8 +76,8 @@ class QRLinearization:
     @cached_property
     def _svd(self) -> tuple[Any, Any, Any]:
         """Return s (n,), w = Uᵀz (n,), Vᵀ (n, n) of R D⁻¹."""
-        u, s, vt = self._backend.svd(self._r / self._d)
-        return s, u.T @ self._z, vt
+        u, s, vt = self._backend.svd(self._backend.asarray(self._r / self.scale))
+        return s, u.T @ self._backend.asarray(self._z), vt
 
     @cached_property
     def _host(self) -> tuple[np.ndarray, np.ndarray]:
@@ -93,14 +97,22 @@ class QRLinearization:
         """Return the step for λ = `damping`; with 0 the Gauss-Newton step of least ‖D p‖."""
         return self._step(damping, 0.0)
 
+    def within(self, radius: float, guess: float) -> Step:
+        """Return the step within a radius, by the secular equation."""
+        return secular_step(self, radius, guess)
+
     def undamped(self) -> Step:
         """Return the Gauss-Newton step on the directions that J resolves, given its error."""
+        return self._undamped
+
+    @cached_property
+    def _undamped(self) -> Step:
         return self._step(0.0, self._error)
 
     def _step(self, damping: float, error: float) -> Step:
         s, w, vt = self._svd
         scaled = vt.T @ (-self._inverse(s, damping, error) * w)
-        p = self._backend.to_tensor(scaled / self._d, self.scale.device)
+        p = self._backend.to_tensor(scaled, self.scale.device) / self.scale
         sizes, weights = self._host
         inverse = self._inverse(sizes, damping, error)
         share = sizes * inverse  # s²/(s² + λ)
@@ -120,8 +132,8 @@ class QRLinearization:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,)."""
         s, _, vt = self._svd
         inverse = self._inverse(s, damping) ** 2 if damping == 0 else 1 / (s**2 + damping)
-        scaled = vt.T @ (inverse * (vt @ (self._backend.asarray(b) / self._d)))
-        return self._backend.to_tensor(scaled / self._d, self.scale.device)
+        scaled = vt.T @ (inverse * (vt @ self._backend.asarray(b / self.scale)))
+        return self._backend.to_tensor(scaled, self.scale.device) / self.scale
 
     def condition(self) -> float:
         """Return the condition number of J D⁻¹ on the directions that J resolves, given its error."""
@@ -131,31 +143,4 @@ class QRLinearization:
 
     def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
-        norms = self._backend.to_tensor((self._r**2).sum(0) ** 0.5, torch.device("cpu")).numpy()
-        norms = np.where(norms > 0, norms, 1.0)
-        r = self._backend.to_tensor(self._r, torch.device("cpu")).numpy()
-        _, s, vt = np.linalg.svd(r / norms)
-        kept = s > max(self._error, len(s) * EPSILON) * s[0]
-        return covariance_from(s, vt, kept, norms)
-
-
-def covariance_from(
-    s: np.ndarray, vt: np.ndarray, kept: np.ndarray, norms: np.ndarray
-) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """Return covariance, rank and undetermined mask from the decomposition of the column-scaled J.
-
-    Parameters
-    ----------
-    s, vt : ndarray, shapes (n,), (n, n)
-        Singular values and right singular vectors of J diag(norms)⁻¹.
-    kept : ndarray of bool, shape (n,)
-        Singular values that are not zero to rounding.
-    norms : ndarray, shape (n,)
-    """
-    half = vt[kept].T / s[kept]
-    covariance = (half @ half.T) / np.outer(norms, norms)
-    undetermined = np.linalg.norm(vt[~kept], axis=0) > UNDETERMINED
-    covariance[undetermined] = np.nan
-    covariance[:, undetermined] = np.nan
-    covariance[undetermined, undetermined] = np.inf
-    return torch.from_numpy(covariance), int(kept.sum()), torch.from_numpy(undetermined)
+        return covariance_of_columns(self._r.cpu().numpy(), self._error)

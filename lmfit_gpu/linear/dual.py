@@ -1,0 +1,191 @@
+r"""Linearisation in the space of residuals: for more parameters than residuals (a network on a batch of rows).
+
+With A = J D⁻¹ (m × n) and the m × m Gram matrix K, the identity (AᵀA + λI)⁻¹Aᵀ = Aᵀ(AAᵀ + λI)⁻¹ gives
+
+.. math:: K = A A^T = J D^{-2} J^T, \qquad (K + \lambda I)\, u = r, \qquad p = -D^{-2} J^T u,
+
+.. math:: \|D p\|^2 = u^T K u, \qquad \text{predicted reduction} = \tfrac12 (r^T K u + \lambda\, u^T K u),
+
+a sum of positive terms. Like cholesky it squares A and resolves no λ below m ε ‖K‖; where the rows of J are dependent,
+directions of u that Aᵀ maps to zero carry rounding of size ε‖K‖‖u‖/λ, which Aᵀ takes away again.
+
+J is kept: 8 m n bytes on the first device (in the arithmetic of the model). Cost: m² n flops for K, m³/3 per λ.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmfit_gpu.backends import Backend
+from lmfit_gpu.jacobian import Jacobian
+from lmfit_gpu.linear.base import EPSILON, Step, no_step, secular_step
+from lmfit_gpu.linear.cholesky import UNDAMPED_TRIES, condition_from
+from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, covariance_of_columns
+
+__all__ = ["DualLinearization"]
+
+COLUMNS_TOGETHER = 4096  # columns of J scaled and squared at a time
+
+
+class DualLinearization:
+    """J and r, and K = J D⁻² Jᵀ.
+
+    Parameters
+    ----------
+    columns : Tensor, shape (n + 1, m)
+        [J r]ᵀ, on the first device.
+    backend : Backend
+        Factors K + λI.
+    scale : Tensor, shape (n,)
+        D.
+    error : float
+        Relative error of J; what is below it counts as zero in :meth:`undamped` and for the rank.
+    """
+
+    direct = True
+    accelerates = False
+
+    def __init__(self, columns: torch.Tensor, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
+        self._columns, self._backend, self._error = columns, backend, error
+        self.scale = scale
+        self._m = columns.shape[1]
+        self._residuals = columns[-1].double()
+        self.residual_norm = float(torch.linalg.vector_norm(self._residuals))
+        self.condition_limit = (self._m * RANK_ROUNDING) ** -0.5
+        self._factors: dict[float, Any] = {}
+
+    @classmethod
+    def reduce(cls, jacobian: Jacobian, backend: Backend) -> "DualLinearization":
+        """Make one pass over the data; D is 1 until :meth:`with_scale`."""
+        return cls(jacobian.whole(), backend, torch.ones_like(jacobian.theta, dtype=torch.float64))
+
+    @classmethod
+    def room(cls, n_residuals: int, n_params: int) -> int:
+        """Return 40 m² bytes: K, its copy in the factor's layout, the factor, and K and factor of the point before."""
+        return 40 * n_residuals**2
+
+    def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "DualLinearization":
+        """Return the same reduction with another D."""
+        return DualLinearization(self._columns, self._backend, scale, error)
+
+    @cached_property
+    def gradient(self) -> torch.Tensor:
+        """Jᵀr, shape (n,)."""
+        return self._transposed(self._residuals)
+
+    @cached_property
+    def column_norms(self) -> torch.Tensor:
+        """‖J_j‖, shape (n,)."""
+        return torch.linalg.vector_norm(self._columns[:-1], dim=1, dtype=torch.float64)
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether J and r are."""
+        return bool(torch.isfinite(self._columns).all())
+
+    @cached_property
+    def _parts(self) -> tuple[torch.Tensor, ...]:
+        """Jᵀ in parts that are small enough to be made float64 one at a time; whole where it is already."""
+        transposed = self._columns[:-1]
+        return (transposed,) if transposed.dtype == torch.float64 else transposed.split(COLUMNS_TOGETHER)
+
+    def _transposed(self, u: torch.Tensor) -> torch.Tensor:
+        """Return Jᵀu, shape (n,), in float64."""
+        return torch.cat([part.double() @ u for part in self._parts])
+
+    def _along(self, v: torch.Tensor) -> torch.Tensor:
+        """Return Jv, shape (m,), in float64."""
+        sizes = [len(part) for part in self._parts]
+        return torch.stack([w @ part.double() for w, part in zip(v.split(sizes), self._parts, strict=True)]).sum(0)
+
+    @cached_property
+    def _gram(self) -> torch.Tensor:
+        """K, shape (m, m), in float64 whatever the dtype of J."""
+        gram = self.scale.new_zeros(self._m, self._m)
+        for part, d in zip(self._columns[:-1].split(COLUMNS_TOGETHER), self.scale.split(COLUMNS_TOGETHER), strict=True):
+            scaled = part / d[:, None]
+            gram.addmm_(scaled.T, scaled)
+        return gram
+
+    @cached_property
+    def _k(self) -> Any:
+        return self._backend.asarray(self._gram)
+
+    @cached_property
+    def _r(self) -> Any:
+        return self._backend.asarray(self._residuals)
+
+    @cached_property
+    def least_damping(self) -> float:
+        """M ε ‖K‖: below it K + λI is K to rounding."""
+        return self._m * EPSILON * float(torch.linalg.matrix_norm(self._gram))
+
+    def _factor(self, damping: float) -> Any | None:
+        if damping not in self._factors:
+            self._factors = {}  # only the last: m² memory each
+            self._factors = {damping: self._backend.cholesky(self._k, damping)}
+        return self._factors[damping]
+
+    def solve(self, damping: float) -> Step:
+        """Return the step for λ = `damping`; a λ below :attr:`least_damping` gives an invalid step."""
+        factor = self._factor(damping) if self.finite and damping >= self.least_damping else None
+        if factor is None:
+            return no_step(self.scale, damping)
+        u = self._backend.cholesky_solve(factor, self._r)
+        ku = self._k @ u
+        squares, along = self._backend.draw(u @ ku, self._r @ ku)
+        p = -self._transposed(self._backend.to_tensor(u, self.scale.device)) / self.scale**2
+        norm = max(squares, 0.0) ** 0.5
+        gain = 0.5 * (along + damping * squares)
+        return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
+
+    def within(self, radius: float, guess: float) -> Step:
+        """Return the step within a radius, by the secular equation."""
+        return secular_step(self, radius, guess)
+
+    def undamped(self) -> Step:
+        """Return the step for the least λ that J and the solver resolve."""
+        return self._undamped
+
+    @cached_property
+    def _undamped(self) -> Step:
+        damping = max(self.least_damping, self._error**2 * self.least_damping / (self._m * EPSILON))
+        step = self.solve(damping)
+        for _ in range(UNDAMPED_TRIES):
+            if step.valid or not self.finite:
+                break
+            damping *= 10
+            step = self.solve(damping)
+        return step
+
+    def scaled_norm(self, damping: float) -> tuple[float, float]:
+        """Return ‖D p(λ)‖ and its derivative by λ; infinite and 0 where the factorisation fails."""
+        factor = self._factor(damping)
+        if factor is None:
+            return float("inf"), 0.0
+        u = self._backend.cholesky_solve(factor, self._r)
+        ku = self._k @ u
+        squares, curved = self._backend.draw(u @ ku, ku @ self._backend.cholesky_solve(factor, u))
+        norm = max(squares, 0.0) ** 0.5
+        return norm, -curved / norm if norm > 0 else 0.0
+
+    def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
+        """Return (JᵀJ + λD²)⁻¹ b, shape (n,), as (c − Aᵀ(K + λI)⁻¹A c)/λ with c = D⁻¹b; NaN where there is none."""
+        factor = self._factor(damping) if damping > 0 else None
+        if factor is None:
+            return torch.full_like(self.scale, torch.nan)
+        u = self._backend.cholesky_solve(factor, self._backend.asarray(self._along(b / self.scale**2)))
+        back = self._transposed(self._backend.to_tensor(u, self.scale.device))
+        return (b - back) / (damping * self.scale**2)
+
+    def condition(self) -> float:
+        """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
+        return condition_from(self._backend, self._k) if self.finite else float("inf")
+
+    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:
+        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask; None beyond 1,000 parameters."""
+        if self.scale.numel() > MANY_PARAMS:
+            return None
+        return covariance_of_columns(self._columns[:-1].T.double().cpu().numpy(), self._error)

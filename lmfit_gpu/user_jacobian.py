@@ -1,0 +1,86 @@
+"""A Jacobian function given by the user: found to be numpy or torch by trying, and held against differences."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lmfit_gpu.differences import start_differences
+from lmfit_gpu.models import CALL_ERRORS, NumpyFunction, TorchFunction
+from lmfit_gpu.problem import Block, LeastSquaresProblem
+
+__all__ = ["UserJacobian"]
+
+JACOBIAN_RTOL = 0.05  # a user's column against differences: a wrong sign, factor or order is off by more
+
+
+@dataclass(frozen=True)
+class UserJacobian:
+    """A Jacobian function given by the user, called like the model; returns (c, n)."""
+
+    function: TorchFunction | NumpyFunction
+    name = "user"
+
+    @classmethod
+    def choose(cls, function: Callable[..., Any], problem: LeastSquaresProblem, theta: torch.Tensor) -> "UserJacobian":
+        """Find out by trying whether the function is written in numpy or in torch."""
+        order = getattr(problem.replicas[0], "order", None)
+        if order is None:
+            raise ValueError(
+                "jac: a Jacobian function needs a model function; this model is a module or has a residual"
+            )
+        probe = problem.probe()
+        chosen: TorchFunction | NumpyFunction = NumpyFunction(function, (), order)
+        try:
+            if probe.x.device.type != "cpu":
+                raise TypeError("numpy does not read this device")
+            chosen(theta, probe.x, probe.y)
+        except CALL_ERRORS:
+            chosen = TorchFunction(function, (), order)
+        jacobian = cls(chosen)
+        jacobian.check(problem, theta, probe)
+        return jacobian
+
+    def check(self, problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> None:
+        """Hold the columns against 3-point differences on a probe of the rows.
+
+        Raises
+        ------
+        ValueError
+            If a column is off by more than 5 % and the rounding of the differences; the message names it.
+        """
+        differences = start_differences(problem, theta, "3-point")
+        with torch.no_grad():
+            n_values = problem.values(theta, probe).numel()
+        columns, expected = theta.new_empty(theta.numel(), n_values), theta.new_empty(theta.numel(), n_values)
+        values = self(problem, theta, probe, columns)
+        differences(problem, theta, probe, expected)
+        rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.steps.to(theta)
+        size = torch.linalg.vector_norm(expected, dim=1)
+        off = torch.linalg.vector_norm(columns - expected, dim=1)
+        wrong = off > JACOBIAN_RTOL * size + rounding * n_values**0.5
+        if bool(wrong.any()):
+            j = int(wrong.nonzero()[0, 0])
+            name = problem.names[j] if j < len(problem.names) else f"parameter {j}"
+            raise ValueError(
+                f"jac: the column of {name!r} is not the derivative of the model at the start "
+                f"(off by {float(off[j] / size[j]):.2g} of its size against 3-point differences)"
+            )
+
+    def passes(self, n_params: int) -> int:
+        """Return the number of forward evaluations."""
+        return 1
+
+    def __call__(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
+        with torch.no_grad():
+            values = problem.values(theta, block)
+            jacobian = torch.as_tensor(self.function(theta, block.x, block.y))
+        expected = (values.numel(), theta.numel())
+        if jacobian.numel() != columns.numel() or jacobian.shape[-1] != expected[1]:
+            raise ValueError(f"jac: returned shape {tuple(jacobian.shape)}; expected {expected}")
+        columns.copy_(jacobian.reshape(expected).T)
+        return values
