@@ -14,8 +14,8 @@ from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.rows import ArrayRows
 
 CPU = torch.device("cpu")
-SOLVERS = ("qr", "cholesky")
-BACKENDS = ("scipy", "torch")
+SOLVERS = ("qr", "cholesky", "dual", "cg")
+BACKENDS = ("scipy", "torch", "cupynumeric")
 
 
 def tensor(values, dtype=torch.float64):

@@ -1,4 +1,4 @@
-"""What a backend offers."""
+"""What a backend offers, in two parts: reducing blocks of rows where the model is, and solving what is left."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -6,21 +6,45 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Backend", "starts_of"]
+__all__ = ["Backend", "Leaves", "starts_of"]
+
+
+class Leaves(Protocol):
+    """Reductions of one leaf of rows, on a device of the model; ``Array`` is the library's own array type."""
+
+    def leaf_threads(self) -> AbstractContextManager[Any]:
+        """Return a context for reductions leaf by leaf: matrices too small to share between threads."""
+        ...
+
+    def asarray(self, tensor: torch.Tensor) -> Any:
+        """Return a float64 array (on the same memory where dtype and device allow)."""
+        ...
+
+    def to_tensor(self, array: Any, device: torch.device) -> torch.Tensor:
+        """Return a float64 tensor on a device."""
+        ...
+
+    def triangle(self, columns: Any) -> Any:
+        """Return the (k, k) triangle R of a QR factorisation of columnsᵀ; `columns` is (k, l)."""
+        ...
+
+    def join_triangles(self, upper: Any, lower: Any) -> Any:
+        """Return the triangle of two (k, k) triangles stacked."""
+        ...
+
+    def gram(self, columns: Any) -> Any:
+        """Return columns columnsᵀ, shape (k, k)."""
+        ...
 
 
 class Backend(Protocol):
-    """Primitives of dense linear algebra; ``Array`` is the backend's own array type."""
+    """Dense linear algebra of matrices without rows; ``Array`` is the backend's own array type."""
 
     name: str
     check_every: int  # iterations of a recurrence between two looks at its scalars: each look waits for the device
 
-    def leaves(self, device: torch.device) -> "Backend":
-        """Return the backend that reduces blocks of rows on a device of the model."""
-        ...
-
-    def leaf_threads(self) -> AbstractContextManager[Any]:
-        """Return a context for reductions leaf by leaf: matrices too small to share between threads."""
+    def leaves(self, device: torch.device) -> Leaves:
+        """Return what reduces blocks of rows on a device of the model."""
         ...
 
     def reserve(self, n_bytes: int, purpose: str) -> None:
@@ -50,18 +74,6 @@ class Backend(Protocol):
 
     def draw(self, *scalars: Any) -> tuple[float, ...]:
         """Return scalars of the backend as floats, all by one wait: the one place where a loop waits for a device."""
-        ...
-
-    def triangle(self, columns: Any) -> Any:
-        """Return the (k, k) triangle R of a QR factorisation of columnsᵀ; `columns` is (k, l)."""
-        ...
-
-    def join_triangles(self, upper: Any, lower: Any) -> Any:
-        """Return the triangle of two (k, k) triangles stacked."""
-        ...
-
-    def gram(self, columns: Any) -> Any:
-        """Return columns columnsᵀ, shape (k, k)."""
         ...
 
     def stacked(self, blocks: Iterable[torch.Tensor], shape: tuple[int, int]) -> Any:

@@ -139,7 +139,7 @@ class CGLinearization:
 
     @cached_property
     def _undamped(self) -> tuple[Step, float]:
-        """The undamped step, and the condition number of J D⁻¹ that finding it showed."""
+        """The undamped step, and the condition number that finding it showed."""
         size = float(((self.column_norms / self.scale) ** 2).sum()) if self._error > 0 else 0.0
         damping = self._error**2 * size
         damped = self._solved(damping, -self.gradient)
@@ -162,7 +162,7 @@ class CGLinearization:
         return torch.full_like(self.scale, torch.nan) if damped is None else damped.q / self.scale
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹ on the directions that r excites: a lower bound, by Lanczos."""
+        """Return the condition number of J with unit columns where r excites it: by Lanczos, a lower bound."""
         return self._undamped[1]
 
     def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:

@@ -79,8 +79,8 @@ class CholeskyLinearization:
         return self._backend.asarray(self._scaled)
 
     @cached_property
-    def _b(self) -> Any:
-        return self._backend.asarray(self.gradient / self.scale)
+    def _b(self) -> torch.Tensor:
+        return self.gradient / self.scale
 
     @cached_property
     def least_damping(self) -> float:
@@ -93,17 +93,20 @@ class CholeskyLinearization:
             self._factors = {damping: self._backend.cholesky(self._a, damping)}
         return self._factors[damping]
 
+    def _solved(self, factor: Any, b: torch.Tensor) -> torch.Tensor:
+        """Return (A + λI)⁻¹ b, shape (n,): the only vectors that go to the backend and back."""
+        solved = self._backend.cholesky_solve(factor, self._backend.asarray(b))
+        return self._backend.to_tensor(solved, self.scale.device)
+
     def solve(self, damping: float) -> Step:
         """Return the step for λ = `damping`; a λ below :attr:`least_damping` gives an invalid step."""
         factor = self._factor(damping) if self.finite and damping >= self.least_damping else None
         if factor is None:
             return no_step(self.scale, damping)
-        q = -self._backend.cholesky_solve(factor, self._b)
-        squares, along = self._backend.draw(q @ q, self._b @ q)
-        norm = squares**0.5
-        gain = 0.5 * (damping * squares - along)
-        p = self._backend.to_tensor(q, self.scale.device) / self.scale
-        return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
+        q = -self._solved(factor, self._b)
+        norm = float(torch.linalg.vector_norm(q))
+        gain = 0.5 * (damping * norm**2 - float(self._b @ q))
+        return Step(q / self.scale, gain, norm, damping, valid=bool(np.isfinite(norm)))
 
     def within(self, radius: float, guess: float) -> Step:
         """Return the step within a radius, by the secular equation."""
@@ -129,18 +132,16 @@ class CholeskyLinearization:
         factor = self._factor(damping)
         if factor is None:
             return float("inf"), 0.0
-        q = self._backend.cholesky_solve(factor, self._b)
-        squares, curved = self._backend.draw(q @ q, q @ self._backend.cholesky_solve(factor, q))
-        norm = squares**0.5
-        return norm, -curved / norm if norm > 0 else 0.0
+        q = self._solved(factor, self._b)
+        norm = float(torch.linalg.vector_norm(q))
+        return norm, -float(q @ self._solved(factor, q)) / norm if norm > 0 else 0.0
 
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,); NaN where the factorisation fails."""
         factor = self._factor(damping)
         if factor is None:
             return torch.full_like(self.scale, torch.nan)
-        scaled = self._backend.cholesky_solve(factor, self._backend.asarray(b / self.scale))
-        return self._backend.to_tensor(scaled, self.scale.device) / self.scale
+        return self._solved(factor, b / self.scale) / self.scale
 
     def condition(self) -> float:
         """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""

@@ -2,12 +2,12 @@ r"""Linearisation in the space of residuals: for more parameters than residuals 
 
 With A = J D⁻¹ (m × n) and the m × m Gram matrix K, the identity (AᵀA + λI)⁻¹Aᵀ = Aᵀ(AAᵀ + λI)⁻¹ gives
 
-.. math:: K = A A^T = J D^{-2} J^T, \qquad (K + \lambda I)\, u = r, \qquad p = -D^{-2} J^T u,
+.. math:: K = A A^T = J D^{-2} J^T, \qquad (K + \lambda I)\, u = r, \qquad p = -D^{-2} J^T u .
 
-.. math:: \|D p\|^2 = u^T K u, \qquad \text{predicted reduction} = \tfrac12 (r^T K u + \lambda\, u^T K u),
-
-a sum of positive terms. Like cholesky it squares A and resolves no λ below m ε ‖K‖; where the rows of J are dependent,
-directions of u that Aᵀ maps to zero carry rounding of size ε‖K‖‖u‖/λ, which Aᵀ takes away again.
+Aᵀ takes away what rounding leaves in directions of u that it maps to zero, so the step, and the predicted reduction
+−rᵀJp − ½‖Jp‖², are made with J. The secular equation does without: ‖Dp‖² = uᵀKu, which carries rounding of size
+ε‖K‖‖u‖². That shows where rows of J are dependent (as for m > n) and λ is tiny beside ‖K‖: the norm then comes out too
+large, and the step shorter than it might be. Like cholesky, dual resolves no λ below m ε ‖K‖.
 
 J is kept: 8 m n bytes on the first device (in the arithmetic of the model). Cost: m² n flops for K, m³/3 per λ.
 """
@@ -114,10 +114,6 @@ class DualLinearization:
         return self._backend.asarray(self._gram)
 
     @cached_property
-    def _r(self) -> Any:
-        return self._backend.asarray(self._residuals)
-
-    @cached_property
     def least_damping(self) -> float:
         """M ε ‖K‖: below it K + λI is K to rounding."""
         return self._m * EPSILON * float(torch.linalg.matrix_norm(self._gram))
@@ -128,17 +124,20 @@ class DualLinearization:
             self._factors = {damping: self._backend.cholesky(self._k, damping)}
         return self._factors[damping]
 
+    def _solved(self, factor: Any, b: torch.Tensor) -> torch.Tensor:
+        """Return (K + λI)⁻¹ b, shape (m,): the only vectors that go to the backend and back."""
+        solved = self._backend.cholesky_solve(factor, self._backend.asarray(b))
+        return self._backend.to_tensor(solved, self.scale.device)
+
     def solve(self, damping: float) -> Step:
         """Return the step for λ = `damping`; a λ below :attr:`least_damping` gives an invalid step."""
         factor = self._factor(damping) if self.finite and damping >= self.least_damping else None
         if factor is None:
             return no_step(self.scale, damping)
-        u = self._backend.cholesky_solve(factor, self._r)
-        ku = self._k @ u
-        squares, along = self._backend.draw(u @ ku, self._r @ ku)
-        p = -self._transposed(self._backend.to_tensor(u, self.scale.device)) / self.scale**2
-        norm = max(squares, 0.0) ** 0.5
-        gain = 0.5 * (along + damping * squares)
+        q = -self._transposed(self._solved(factor, self._residuals)) / self.scale
+        p, norm = q / self.scale, float(torch.linalg.vector_norm(q))
+        ahead = self._along(p)
+        gain = -float(ahead @ (self._residuals + 0.5 * ahead))
         return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
 
     def within(self, radius: float, guess: float) -> Step:
@@ -161,23 +160,21 @@ class DualLinearization:
         return step
 
     def scaled_norm(self, damping: float) -> tuple[float, float]:
-        """Return ‖D p(λ)‖ and its derivative by λ; infinite and 0 where the factorisation fails."""
+        """Return ‖D p(λ)‖ and its derivative by λ, from K alone; infinite and 0 where the factorisation fails."""
         factor = self._factor(damping)
         if factor is None:
             return float("inf"), 0.0
-        u = self._backend.cholesky_solve(factor, self._r)
-        ku = self._k @ u
-        squares, curved = self._backend.draw(u @ ku, ku @ self._backend.cholesky_solve(factor, u))
-        norm = max(squares, 0.0) ** 0.5
-        return norm, -curved / norm if norm > 0 else 0.0
+        u = self._solved(factor, self._residuals)
+        ku = self._gram @ u
+        norm = max(float(u @ ku), 0.0) ** 0.5
+        return norm, -float(ku @ self._solved(factor, u)) / norm if norm > 0 else 0.0
 
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,), as (c − Aᵀ(K + λI)⁻¹A c)/λ with c = D⁻¹b; NaN where there is none."""
         factor = self._factor(damping) if damping > 0 else None
         if factor is None:
             return torch.full_like(self.scale, torch.nan)
-        u = self._backend.cholesky_solve(factor, self._backend.asarray(self._along(b / self.scale**2)))
-        back = self._transposed(self._backend.to_tensor(u, self.scale.device))
+        back = self._transposed(self._solved(factor, self._along(b / self.scale**2)))
         return (b - back) / (damping * self.scale**2)
 
     def condition(self) -> float:

@@ -74,19 +74,19 @@ class QRLinearization:
         return QRLinearization(self._triangle, self._backend, scale, error)
 
     @cached_property
-    def _svd(self) -> tuple[Any, Any, Any]:
-        """Return s (n,), w = Uᵀz (n,), Vᵀ (n, n) of R D⁻¹."""
-        u, s, vt = self._backend.svd(self._backend.asarray(self._r / self.scale))
-        return s, u.T @ self._backend.asarray(self._z), vt
+    def _svd(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Return s, w = Uᵀz as numpy vectors (the secular equation is scalar work), and Vᵀ of the backend."""
+        backend, host = self._backend, torch.device("cpu")
+        u, s, vt = backend.svd(backend.asarray(self._r / self.scale))
+        w = u.T @ backend.asarray(self._z)
+        return backend.to_tensor(s, host).numpy(), backend.to_tensor(w, host).numpy(), vt
 
-    @cached_property
-    def _host(self) -> tuple[np.ndarray, np.ndarray]:
-        """S and w as numpy vectors: the secular equation is scalar work."""
-        s, w, _ = self._svd
-        device = torch.device("cpu")
-        return self._backend.to_tensor(s, device).numpy(), self._backend.to_tensor(w, device).numpy()
+    def _rotated(self, coefficients: np.ndarray) -> torch.Tensor:
+        """Return V coefficients, shape (n,), on the model's device."""
+        rotated = self._svd[2].T @ self._backend.asarray(torch.from_numpy(coefficients))
+        return self._backend.to_tensor(rotated, self.scale.device)
 
-    def _inverse(self, s: Any, damping: float, error: float = 0.0) -> Any:
+    def _inverse(self, s: np.ndarray, damping: float, error: float = 0.0) -> np.ndarray:
         """Return s / (s² + λ), with 0 for singular values that are zero to rounding, or to `error`, when λ = 0."""
         if damping > 0:
             return s / (s**2 + damping)
@@ -110,34 +110,34 @@ class QRLinearization:
         return self._step(0.0, self._error)
 
     def _step(self, damping: float, error: float) -> Step:
-        s, w, vt = self._svd
-        scaled = vt.T @ (-self._inverse(s, damping, error) * w)
-        p = self._backend.to_tensor(scaled, self.scale.device) / self.scale
-        sizes, weights = self._host
-        inverse = self._inverse(sizes, damping, error)
-        share = sizes * inverse  # s²/(s² + λ)
-        gain = 0.5 * float(weights**2 @ (share * (2 - share)))
-        norm = float(np.linalg.norm(inverse * weights))
-        return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
+        s, w, _ = self._svd
+        inverse = self._inverse(s, damping, error)
+        share = s * inverse  # s²/(s² + λ)
+        gain = 0.5 * float(w**2 @ (share * (2 - share)))
+        norm = float(np.linalg.norm(inverse * w))
+        return Step(self._rotated(-inverse * w) / self.scale, gain, norm, damping, valid=bool(np.isfinite(norm)))
+
+    def _inverse_squares(self, damping: float) -> np.ndarray:
+        """Return 1 / (s² + λ), with 0 for null directions when λ = 0."""
+        s = self._svd[0]
+        return self._inverse(s, damping) ** 2 if damping == 0 else 1 / (s**2 + damping)
 
     def scaled_norm(self, damping: float) -> tuple[float, float]:
         """Return ‖D p(λ)‖ and its derivative by λ."""
-        s, w = self._host
+        s, w, _ = self._svd
         q = self._inverse(s, damping) * w
         norm = float(np.linalg.norm(q))
-        inverse = self._inverse(s, damping) ** 2 if damping == 0 else 1 / (s**2 + damping)
-        return norm, -float(q**2 @ inverse) / norm if norm > 0 else 0.0
+        return norm, -float(q**2 @ self._inverse_squares(damping)) / norm if norm > 0 else 0.0
 
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,)."""
-        s, _, vt = self._svd
-        inverse = self._inverse(s, damping) ** 2 if damping == 0 else 1 / (s**2 + damping)
-        scaled = vt.T @ (inverse * (vt @ self._backend.asarray(b / self.scale)))
-        return self._backend.to_tensor(scaled, self.scale.device) / self.scale
+        backend = self._backend
+        along = backend.to_tensor(self._svd[2] @ backend.asarray(b / self.scale), torch.device("cpu")).numpy()
+        return self._rotated(self._inverse_squares(damping) * along) / self.scale
 
     def condition(self) -> float:
         """Return the condition number of J D⁻¹ on the directions that J resolves, given its error."""
-        s = self._host[0]
+        s = self._svd[0]
         kept = s[s > max(self._error, len(s) * EPSILON) * s[0]]
         return float(s[0] / kept[-1]) if len(kept) else float("inf")
 
