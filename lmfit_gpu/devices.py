@@ -4,21 +4,26 @@ The *model component* of a fit is a list of torch devices; blocks of rows are de
 The list may name one device several times: ``["cpu", "cpu"]`` runs two workers, each with its own replica.
 """
 
+import functools
+import logging
 from collections.abc import Iterable, Sequence
 
 import torch
+
+from lmfit_gpu.launch import gpus_of_legate
 
 __all__ = ["get_available_gpus", "resolve_devices"]
 
 
 def get_available_gpus() -> list[torch.device]:
-    """List the GPUs that torch can use, or the CPU when there is none.
+    """List the GPUs that torch can use and Legate does not hold, or the CPU when there is none.
 
     Returns
     -------
     list of torch.device
-        All CUDA devices in order; ``[torch.device("cpu")]`` on a machine without one, so the list
-        is never empty.
+        CUDA devices in order; ``[torch.device("cpu")]`` when none is free, so that the list is never empty (said once,
+        by the logger "lmfit_gpu"). Under ``legate --gpus N`` the first N are Legate's. A GPU can be shared all the
+        same, by naming it: ``devices="cuda:0"``.
 
     Examples
     --------
@@ -27,7 +32,18 @@ def get_available_gpus() -> list[torch.device]:
     True
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [torch.device("cuda", i) for i in range(count)] or [torch.device("cpu")]
+    held = gpus_of_legate()
+    free = [torch.device("cuda", i) for i in range(count if held is None else held, count)]
+    if not free:
+        _say_once(
+            f"no free GPU ({count} seen by torch, {'all' if held is None else held} held by Legate): using the CPU"
+        )
+    return free or [torch.device("cpu")]
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logging.getLogger("lmfit_gpu").warning(message)
 
 
 def resolve_devices(devices: str | torch.device | Sequence[str | torch.device], default: torch.device) -> tuple:

@@ -14,7 +14,7 @@ says *converged* and has fewer than 6 digits is listed by itself: the one failur
 import argparse
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from scipy.optimize import OptimizeWarning
 from scipy.optimize import curve_fit as scipy_curve_fit
 from sklearn.exceptions import ConvergenceWarning
 
+from lmfit_gpu.backends import BACKENDS
 from lmfit_gpu.datasets import NIST_NAMES, NistProblem, correct_digits, load_nist
 from lmfit_gpu.estimator import JACOBIANS, LMRegressor
 from lmfit_gpu.exceptions import CovarianceWarning
@@ -58,6 +59,7 @@ class Way:
     form: str = "torch"  # or "numpy"
     jac: str = "auto"
     solver: str = "auto"
+    backend: str = "auto"
 
 
 WAYS = (
@@ -152,7 +154,7 @@ def fit_run(problem: NistProblem, start: int, way: Way = WAYS[0]) -> Run:
     ([], True)
     """
     model = problem.model_torch if way.form == "torch" else problem.model_numpy
-    estimator = LMRegressor(model, p0=problem.starts[start - 1], jac=way.jac, solver=way.solver)
+    estimator = LMRegressor(model, p0=problem.starts[start - 1], jac=way.jac, solver=way.solver, backend=way.backend)
     with warnings.catch_warnings():  # the table says so in its own way
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", CovarianceWarning)
@@ -245,6 +247,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fit in one way only, with this jac (default auto: autograd in torch, differences in numpy)",
     )
     parser.add_argument("--solver", choices=("auto", *SOLVERS), default="auto", help="default: %(default)s")
+    parser.add_argument("--backend", choices=("auto", *BACKENDS), default="auto", help="default: %(default)s")
     parser.add_argument(
         "--problems",
         nargs="+",
@@ -267,7 +270,10 @@ def main(arguments: argparse.Namespace) -> int:
     ValueError
         For an unknown problem, or autograd of numpy models.
     """
-    ways = _chosen_ways(arguments.model, arguments.jac, arguments.solver)
+    ways = [
+        replace(way, solver=arguments.solver, backend=arguments.backend)
+        for way in _chosen_ways(arguments.model, arguments.jac)
+    ]
     problems = [load_nist(name) for name in arguments.problems]
     found = {way.name: _report_way(way, problems) for way in ways}
     _report_scipy(problems)
@@ -279,18 +285,18 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if any(found.values()) else 0
 
 
-def _chosen_ways(form: str | None, jac: str | None, solver: str) -> list[Way]:
+def _chosen_ways(form: str | None, jac: str | None) -> Sequence[Way]:
     if form is None and jac is None:
-        return [Way(way.name, way.form, way.jac, solver) for way in WAYS]
+        return WAYS
     form, jac = form or "torch", jac or "auto"
     if form == "numpy" and jac == "autograd":
         raise ValueError("--jac autograd: numpy models cannot be differentiated; try --model torch")
-    return [Way(f"{form} models, jac={jac!r}", form, jac, solver)]
+    return [Way(f"{form} models, jac={jac!r}", form, jac)]
 
 
 def _report_way(way: Way, problems: Sequence[NistProblem]) -> list[str]:
-    solver = "" if way.solver == "auto" else f", solver={way.solver!r}"
-    print(f"\n{way.name}{solver}\n")
+    options = [f", {name}={value!r}" for name, value in (("solver", way.solver), ("backend", way.backend))]
+    print(f"\n{way.name}{''.join(option for option in options if 'auto' not in option)}\n")
     print(f"{'problem':12}{'start':>6}{'trials':>8}{'nfev':>7}{'njev':>6}{'digits':>8}{'of stderr':>11}  status")
     runs = fit_all(way, problems)
     for run in runs:
