@@ -7,7 +7,8 @@ Only products JᵀJ v are needed (:mod:`lmfit_gpu.linear.products`). In q = D p 
 which is conjugate gradients in p preconditioned by D². In the trust region λ = 0 and the iteration is truncated at
 ‖q‖ = Δ (Steihaug, Toint) or when the residual has fallen enough for a step of Newton's kind: to min(0.1, c^½) of
 itself, c the cosine between r and its part that J can take away (Dembo, Eisenstat and Steihaug, SIAM J. Numer. Anal.
-19 (1982) 400, doi:10.1137/0719025). For a given λ it is run to rounding, with the diagonal as preconditioner.
+19 (1982) 400, doi:10.1137/0719025). For a given λ it is run to rounding, with the diagonal as preconditioner where D
+leaves the columns badly scaled.
 
 With t = −D⁻¹g − (B + λI)q what is left, the predicted reduction is ½(−gᵀp + λ‖q‖² + qᵀt), exact however early the
 iteration ends. Attainable error: that of cholesky, ε κ². Cost: one product with JᵀJ (2 passes over the data, or 2 m n
@@ -31,6 +32,9 @@ from lmfit_gpu.linear.products import Reduction, reduce_for_products, stored_byt
 __all__ = ["CGLinearization"]
 
 FORCING = 0.1  # most of the residual that may remain in a step within a region
+# Ratio of diagonal entries above which the diagonal preconditions. Below, it would only spread the eigenvalues that
+# are equal to λ (n − m of them in a wide J), each of which then costs an iteration.
+BADLY_SCALED = 100.0
 MOST_INNER = 10_000
 MOST_INNER_WITHIN = 500
 
@@ -41,8 +45,6 @@ class CGLinearization:
     Parameters
     ----------
     reduction : Reduction
-    backend : Backend
-        Its arrays hold the vectors of the iteration.
     scale : Tensor, shape (n,)
         D.
     error : float
@@ -52,8 +54,8 @@ class CGLinearization:
     direct = accelerates = False
     least_damping = 0.0
 
-    def __init__(self, reduction: Reduction, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
-        self._reduction, self._backend, self._error = reduction, backend, error
+    def __init__(self, reduction: Reduction, scale: torch.Tensor, error: float = 0.0) -> None:
+        self._reduction, self._backend, self._error = reduction, reduction.backend, error
         self.scale = scale
         self.gradient = reduction.gradient
         self.column_norms = reduction.column_norms
@@ -66,7 +68,7 @@ class CGLinearization:
     def reduce(cls, jacobian: Jacobian, backend: Backend) -> "CGLinearization":
         """Make one pass over the data; D is 1 until :meth:`with_scale`."""
         reduction = reduce_for_products(jacobian, backend)
-        return cls(reduction, backend, torch.ones_like(jacobian.theta, dtype=torch.float64))
+        return cls(reduction, torch.ones_like(jacobian.theta, dtype=torch.float64))
 
     @classmethod
     def room(cls, n_residuals: int, n_params: int) -> int:
@@ -75,7 +77,7 @@ class CGLinearization:
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "CGLinearization":
         """Return the same reduction with another D."""
-        return CGLinearization(self._reduction, self._backend, scale, error)
+        return CGLinearization(self._reduction, scale, error)
 
     @cached_property
     def _inverse(self) -> Any:
@@ -108,7 +110,9 @@ class CGLinearization:
         diagonal = (self.column_norms / self.scale) ** 2 + damping  # of B + λI
         if not bool((diagonal >= 0).all()):
             return None
-        weights = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal)) ** -0.5
+        diagonal = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal))
+        badly_scaled = float(diagonal.max()) > BADLY_SCALED * float(diagonal.min())
+        weights = diagonal**-0.5 if badly_scaled else torch.ones_like(diagonal)
         outer = self._backend.asarray(weights / self.scale)
         shift = self._backend.asarray(damping * weights**2)
         product = self._reduction.product

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lmfit_gpu.backends import Backend
+from lmfit_gpu.backends import Backend, TorchBackend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import EPSILON, reduce_with
 
@@ -34,8 +34,10 @@ class Reduction:
 
     Parameters
     ----------
+    backend : Backend
+        Whose arrays the vectors are: torch where the model makes the products.
     product : callable (v) -> JᵀJ v
-        On backend arrays of shape (n,).
+        On arrays of shape (n,).
     gradient : Tensor, shape (n,)
     column_norms : Tensor, shape (n,)
         Exact, or estimated where J is never formed.
@@ -46,6 +48,7 @@ class Reduction:
         JᵀJ, made when asked.
     """
 
+    backend: Backend
     product: Callable[[Any], Any]
     gradient: torch.Tensor
     column_norms: torch.Tensor
@@ -59,12 +62,10 @@ class FreeProducts:
     """Products by the Jacobian itself, block by block on the model's devices."""
 
     jacobian: Jacobian
-    backend: Backend
 
-    def __call__(self, v: Any) -> Any:
+    def __call__(self, v: torch.Tensor) -> torch.Tensor:
         """Return JᵀJ v."""
-        along = self.backend.to_tensor(v, self.jacobian.problem.device)
-        return self.backend.asarray(self.jacobian.normal(along))
+        return self.jacobian.normal(v)
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,23 @@ def reduce_for_products(jacobian: Jacobian, backend: Backend) -> Reduction:
     def gram() -> torch.Tensor:
         return reduce_with(jacobian, backend, "gram")[: problem.n_params, : problem.n_params]
 
-    if backend.name != "cupynumeric" and jacobian.keeps:
-        sums = _sums(jacobian)
-        return Reduction(FreeProducts(jacobian, backend), *sums, EPSILON, gram)
-    if backend.name != "cupynumeric" and jacobian.makes_products:
+    if backend.name != "cupynumeric" and (jacobian.keeps or jacobian.makes_products):
+        where = TorchBackend(problem.device)  # numpy's threads and torch's together would be slower than either
+        if jacobian.keeps:
+            return Reduction(where, FreeProducts(jacobian), *_sums(jacobian), EPSILON, gram)
         gradient, norm = jacobian.gradient()
         rounding = torch.finfo(jacobian.theta.dtype).eps
-        return Reduction(FreeProducts(jacobian, backend), gradient, _estimated_norms(jacobian), norm, rounding, gram)
+        return Reduction(where, FreeProducts(jacobian), gradient, _estimated_norms(jacobian), norm, rounding, gram)
     if problem.n_params <= problem.n_residuals:
         n = problem.n_params
         squares = reduce_with(jacobian, backend, "gram")
         product = StoredGram(backend.asarray(squares[:n, :n]))
         norms = squares.diagonal() ** 0.5
-        return Reduction(product, squares[:n, n], norms[:n], float(norms[n]), EPSILON, lambda: squares[:n, :n])
+        return Reduction(backend, product, squares[:n, n], norms[:n], float(norms[n]), EPSILON, lambda: squares[:n, :n])
     sums = _sums(jacobian)
     blocks = (columns[:-1].T for columns in problem.map_blocks(jacobian.columns))
     rows = backend.stacked(blocks, (problem.n_residuals, problem.n_params))
-    return Reduction(StoredRows(rows), *sums, EPSILON, gram)
+    return Reduction(backend, StoredRows(rows), *sums, EPSILON, gram)
 
 
 def _sums(jacobian: Jacobian) -> tuple[torch.Tensor, torch.Tensor, float]:
