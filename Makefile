@@ -5,16 +5,31 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+
+# cuPyNumeric has wheels for Linux on x86-64; elsewhere its tests are skipped and say so. The wheels are linked to the
+# NVIDIA driver's library even where they run on the CPU: where there is no driver, the tests load a stand-in.
+ifeq ($(shell uname -sm),Linux x86_64)
+EXTRAS := test,dev,plot,cupynumeric
+STUB := build/libcuda.so.1
+export LMFIT_GPU_LIBCUDA := $(CURDIR)/$(STUB)
+export LMFIT_GPU_REQUIRE_CUPYNUMERIC := 1
+else
+EXTRAS := test,dev,plot
+STUB :=
+endif
+
 # -qq: errors only. Some machines list package folders that do not exist, and pip warns of each, each time.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint format validate bench clean
+.PHONY: help demo test lint format validate validate-cupynumeric stub bench clean
 
 help:
 	@echo "make demo      fit a real curve and a small network, with plots (under a minute)"
 	@echo "make test      ruff, mypy, then every test and doctest;  PYTEST_ARGS='-k house' to choose"
 	@echo "make validate  the 27 NIST StRD problems from both starts"
+	@echo "make validate-cupynumeric   the same on the cuPyNumeric backend (Linux on x86-64)"
+	@echo "make stub      the stand-in for a missing NVIDIA driver that the tests load"
 	@echo "make bench     the timing and memory tests in tests/benchmarks"
 	@echo "make lint      ruff and mypy only"
 	@echo "make format    let ruff rewrite the files"
@@ -27,8 +42,18 @@ demo: $(VENV)/installed-run
 validate: $(VENV)/installed-run
 	$(BIN)/python -m lmfit_gpu validate
 
-test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# LEGATE_CONFIG unset: what plain Python does is what is tested.
+validate-cupynumeric: $(VENV)/installed-test $(STUB)
+	env -u LEGATE_CONFIG $(BIN)/python -m lmfit_gpu validate --backend cupynumeric
+
+stub: $(STUB)
+
+build/libcuda.so.1: tests/libcuda_stub.c
+	@mkdir -p build
+	$(CC) -shared -fPIC -O1 -Wl,-soname,libcuda.so.1 -o $@ $<
+
+test: lint $(STUB)
+	env -u LEGATE_CONFIG $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check
@@ -40,8 +65,8 @@ format: $(VENV)/installed-test
 	$(BIN)/ruff format
 
 # The files there are called bench_*.py, so a plain pytest run passes them by.
-bench: $(VENV)/installed-test
-	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -o norecursedirs= $(PYTEST_ARGS)
+bench: $(VENV)/installed-test $(STUB)
+	env -u LEGATE_CONFIG $(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -o norecursedirs= $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks
@@ -64,5 +89,5 @@ $(VENV)/installed-run: $(INPUTS) | $(VENV)/created
 # What the tests install contains what a run needs, hence both stamps.
 $(VENV)/installed-test: $(INPUTS) | $(VENV)/created
 	@echo "==> installing lmfit_gpu with its test and lint tools into $(VENV) (the first time takes a minute or two)"
-	@$(INSTALL) -e '.[test,dev,plot]'
+	@$(INSTALL) -e '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/installed-run
