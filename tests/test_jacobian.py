@@ -10,6 +10,8 @@ from oracles import CPU, central_differences, module_model, numpy_model, problem
 from lmfit_gpu.differences import Differences
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.models import ResidualOf
+from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.rows import ArrayRows
 
 N = 45
 X1 = np.linspace(0.1, 2.0, N)
@@ -128,12 +130,11 @@ def test_the_gradient_by_autograd_alone(name, options, kept):
 
 
 def test_float32_products_are_summed_in_float64(kept):
-    x = torch.linspace(0.1, 2.0, N)
-    problem = problem_of(torch_model(decay(torch)), x, np.cos(x), THETA)
-    theta = THETA.float()
-    problem = type(problem)(problem.replicas[0], problem.rows, theta)
+    x, theta = torch.linspace(0.1, 2.0, N), THETA.float()
+    problem = LeastSquaresProblem(torch_model(decay(torch)), ArrayRows(x, torch.cos(x)), theta)
     jacobian = Derivatives.choose(problem, "autograd", theta).at(theta)
-    e, t = np.exp(-0.7 * x.double().numpy()), x.double().numpy()
+    t = x.double().numpy()
+    e = np.exp(-0.7 * t)
     J = np.stack([e, -1.3 * t * e], 1)
     r = 1.3 * e - np.cos(t)
     gradient, norm = jacobian.gradient()
