@@ -1,11 +1,22 @@
-"""What every test shares: fixed seeds, and the rule that skips GPU tests where there is no GPU."""
+"""What every test shares: fixed seeds, and the rules that skip what the machine does not have.
 
+GPU tests are skipped where there is no GPU, tests of backend cupynumeric where it cannot be used. Whether it can is
+known only by starting Legate, which takes seconds and memory: the first such test that runs asks, collecting never
+does. With LMFIT_GPU_REQUIRE_CUPYNUMERIC=1 these tests fail where they would be skipped.
+"""
+
+import functools
+import os
 import random
 
 import numpy as np
 import pytest
 import torch
 
+from lmfit_gpu.backends import get_backend
+from lmfit_gpu.exceptions import BackendUnavailableError
+
+REQUIRE = "LMFIT_GPU_REQUIRE_CUPYNUMERIC"
 SEED = 20260
 
 
@@ -29,3 +40,23 @@ def pytest_collection_modifyitems(items):
     if gpu_items and not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False"))
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("cupynumeric") is None:
+        return
+    reason = why_no_cupynumeric()
+    if reason and os.environ.get(REQUIRE) == "1":
+        pytest.fail(f"{reason} ({REQUIRE}=1: this is a failure)", pytrace=False)
+    if reason:
+        pytest.skip(reason)
+
+
+@functools.cache
+def why_no_cupynumeric():
+    """Start the backend; return why it cannot be used, in one clause, or ""."""
+    try:
+        get_backend("cupynumeric", torch.device("cpu"))
+    except BackendUnavailableError as error:
+        return str(error).split(". ")[0].split("; ")[0]
+    return ""

@@ -36,33 +36,71 @@ def step_of(scaled_norm, damping=1.0, valid=True):
 @pytest.mark.parametrize("condition", [1.0, 1e3, 1e6, 1e10])
 @pytest.mark.parametrize("shape", [(20, 5), (4, 4), (3, 6)], ids=str)
 def test_the_step_has_the_length_of_the_radius(shape, condition, backend, solver, rng):
+    """To 10 %; cg, which truncates, may end within; so may dual where ‖D p‖ is below the rounding of K."""
     J, r = graded(rng, *shape, condition), rng.standard_normal(shape[0])
     d = 10.0 ** rng.uniform(-2, 2, shape[1])
     lin = injected(J * d, r, solver, backend, d)
-    longest, _ = lin.scaled_norm(lin.least_damping)
-    longest = longest if np.isfinite(longest) else lin.scaled_norm(10 * lin.least_damping)[0]
+    longest = longest_step(lin if solver in ("qr", "cholesky") else injected(J * d, r, "qr", scale=d))
     guess = 0.0
     for share in 10.0 ** rng.uniform(-8, 0, 5):
         radius = share * longest
         step, state = TrustRegion().propose(lin, Region(radius, guess))
+        q = step.p.numpy() * d
         assert step.valid
         assert step.damping >= lin.least_damping
-        assert abs(step.scaled_norm - radius) <= 0.1 * radius * (1 + 1e-9)
+        assert step.scaled_norm <= 1.1 * radius * (1 + 1e-9)
         assert state.radius == radius
         assert state.damping == step.damping
-        assert step.scaled_norm == pytest.approx(np.linalg.norm(step.p.numpy() * d), rel=1e-9)
+        assert step.scaled_norm == pytest.approx(np.linalg.norm(q), rel=1e-9)
+        known = solver == "dual" and rounding_of_dual(J, r, q, step) < 1e-3 * radius**2
+        if solver in ("qr", "cholesky") or (known and step.damping > lin.least_damping):
+            assert step.scaled_norm >= 0.9 * radius * (1 - 1e-3)
         guess = state.damping
+
+
+def longest_step(lin):
+    """Return ‖D p‖ for the least λ that is solved."""
+    longest, _ = lin.scaled_norm(lin.least_damping)
+    return longest if np.isfinite(longest) else lin.scaled_norm(10 * lin.least_damping)[0]
+
+
+def rounding_of_dual(J, r, q, step):
+    """Return ε‖K‖‖u‖² of linear/dual.py, times 50; ‖u‖ = ‖r + A q‖/λ."""
+    u = np.linalg.norm(r + J @ q) / step.damping
+    return 50 * np.finfo(float).eps * (np.linalg.norm(J, 2) * u) ** 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(20, 5), (25, 2), (100, 3)], ids=str)
+def test_more_residuals_than_parameters_do_not_lead_dual_out_of_the_region(shape, backend):
+    """K is singular then, and uᵀKu is rounding where λ is tiny: of either sign."""
+    outside = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        J, r = graded(rng, *shape, 10.0), rng.standard_normal(shape[0])
+        lin, longest = injected(J, r, "dual", backend), np.linalg.norm(np.linalg.lstsq(J, r)[0])
+        for share in (1e-3, 0.1, 0.5):
+            step = lin.within(share * longest, 0.0)
+            assert step.valid
+            if step.scaled_norm > 1.1 * share * longest * (1 + 1e-9):
+                outside.append((seed, share, step.scaled_norm / (share * longest)))
+    assert not outside
 
 
 @every_solver
 @pytest.mark.parametrize("share", [1.0, 1.5, 1e6])
 def test_the_step_is_gauss_newton_when_that_is_shorter(share, solver, rng):
-    J, r = rng.standard_normal((20, 3)), rng.standard_normal(20)
+    """Of dual the shortest, for fewer residuals than parameters; of cg to the share of the gradient it may leave."""
+    J, r = (rng.standard_normal(shape) for shape in (((3, 20), 3) if solver == "dual" else ((20, 3), 20)))
     q = -np.linalg.lstsq(J, r)[0]
     lin = injected(J, r, solver)
     step, _ = TrustRegion().propose(lin, Region(share * np.linalg.norm(q), 123.0))
-    np.testing.assert_allclose(step.p.numpy(), q, rtol=1e-9)
     assert step.damping == lin.least_damping
+    if solver == "cg":
+        g = J.T @ r
+        assert np.linalg.norm(g + J.T @ J @ step.p.numpy()) <= 0.1 * np.linalg.norm(g)
+    else:
+        np.testing.assert_allclose(step.p.numpy(), q, rtol=1e-9, atol=1e-12)
 
 
 def test_the_guess_for_damping_does_not_matter(rng):

@@ -10,6 +10,8 @@ from oracles import CPU, central_differences, module_model, numpy_model, problem
 from lmfit_gpu.differences import Differences
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.models import ResidualOf
+from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.rows import ArrayRows
 
 N = 45
 X1 = np.linspace(0.1, 2.0, N)
@@ -91,12 +93,56 @@ def test_products_are_those_of_the_dense_matrix(name, options, kept, rng):
         product = jacobian.rmatvec(torch.tensor(u))
         assert product.dtype is torch.float64
         np.testing.assert_allclose(product, J.T @ u, **tolerance)
+        normal = jacobian.normal(torch.tensor(v))
+        assert normal.dtype is torch.float64
+        np.testing.assert_allclose(normal, J.T @ (J @ v), atol=1e-6 * np.abs(J.T @ J).max() * len(v), rtol=0)
         np.testing.assert_allclose(torch.cat([part for _, part in jacobian.blocks()]), J, **tolerance)
         np.testing.assert_allclose(torch.cat([part for part, _ in jacobian.blocks()]), r, atol=1e-12)
         gram = jacobian.reduce(lambda columns: columns @ columns.T, torch.add)
         whole = np.column_stack([J, r])
         np.testing.assert_allclose(gram, whole.T @ whole, atol=1e-6 * np.abs(whole.T @ whole).max())
     jacobian.problem.close()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_whole_is_the_dense_matrix(name, options, kept):
+    jacobian, J, r = made(name, **options)
+    for _ in range(2):
+        whole = jacobian.whole()
+        assert whole.shape == (J.shape[1] + 1, J.shape[0])
+        np.testing.assert_allclose(whole[:-1].T, J, atol=1e-7 * np.abs(J).max() * math.sqrt(N), rtol=0)
+        np.testing.assert_allclose(whole[-1], r, atol=1e-12)
+    jacobian.problem.close()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", [name for name, made in MODELS.items() if made[1] == "autograd"])
+def test_the_gradient_by_autograd_alone(name, options, kept):
+    jacobian, J, r = made(name, **options)
+    for _ in range(2):  # before anything is kept, and after
+        gradient, norm = jacobian.gradient()
+        assert gradient.dtype is torch.float64
+        np.testing.assert_allclose(gradient, J.T @ r, atol=1e-8 * np.abs(J).max() * np.linalg.norm(r) * math.sqrt(N))
+        assert norm == pytest.approx(np.linalg.norm(r), rel=1e-12)
+        list(jacobian.blocks())
+    jacobian.problem.close()
+
+
+def test_float32_products_are_summed_in_float64(kept):
+    x, theta = torch.linspace(0.1, 2.0, N), THETA.float()
+    problem = LeastSquaresProblem(torch_model(decay(torch)), ArrayRows(x, torch.cos(x)), theta)
+    jacobian = Derivatives.choose(problem, "autograd", theta).at(theta)
+    t = x.double().numpy()
+    e = np.exp(-0.7 * t)
+    J = np.stack([e, -1.3 * t * e], 1)
+    r = 1.3 * e - np.cos(t)
+    gradient, norm = jacobian.gradient()
+    normal = jacobian.normal(torch.ones(2, dtype=torch.float64))
+    assert gradient.dtype is normal.dtype is torch.float64
+    np.testing.assert_allclose(gradient, J.T @ r, atol=1e-5)
+    np.testing.assert_allclose(normal, J.T @ J.sum(1), rtol=1e-5)
+    assert norm == pytest.approx(np.linalg.norm(r), rel=1e-5)
 
 
 def test_blocks_of_one_row(kept):
@@ -159,6 +205,7 @@ def test_devices_do_not_change_a_bit(name, kept, rng):
         v = torch.ones(J.shape[1], dtype=torch.float64)
         for _ in range(3):
             parts = jacobian.matvec(v), jacobian.rmatvec(u), jacobian.curvature(v)
+            parts = *parts, jacobian.normal(v), jacobian.gradient()[0], jacobian.whole()
             results.append((*parts, jacobian.reduce(lambda c: c @ c.T, torch.add)))
         jacobian.problem.close()
     for one, other in zip(results[0], results[3], strict=True):
@@ -217,6 +264,8 @@ def test_a_power_at_zero_is_repaired(options, kept):
     assert fixed.first_non_finite() is None
     u = torch.ones(N, dtype=torch.float64)
     np.testing.assert_allclose(fixed.rmatvec(u), power_jacobian(x).sum(0), rtol=1e-10)
+    normal = power_jacobian(x).T @ power_jacobian(x) @ THETA.numpy()
+    np.testing.assert_allclose(fixed.normal(THETA), normal, rtol=1e-10)
     np.testing.assert_allclose(fixed.matvec(THETA), power_jacobian(x) @ THETA.numpy(), rtol=1e-10, atol=1e-12)
     assert fixed.n_repaired >= 1
     problem.close()
@@ -330,6 +379,25 @@ def test_products_count_what_they_call(library, jac, kept):
     assert jacobian.nfev * N == model.rows
 
 
+@pytest.mark.parametrize(("library", "jac"), COUNTED)
+@pytest.mark.parametrize("verb", ["normal", "whole"])
+def test_normal_and_whole_count_what_they_call(verb, library, jac, kept):
+    model, derivatives = counted(library, jac, chunk_rows=16)
+    jacobian = derivatives.at(THETA)
+    for _ in range(3):
+        jacobian.normal(THETA) if verb == "normal" else jacobian.whole()
+        assert jacobian.nfev * N == model.rows
+
+
+def test_the_gradient_counts_what_it_calls(kept):
+    """The values for r, and those that the backward pass starts from."""
+    model, derivatives = counted(torch, "autograd", chunk_rows=16)
+    jacobian = derivatives.at(THETA)
+    for _ in range(3):
+        jacobian.gradient()
+        assert jacobian.nfev * N == model.rows
+
+
 def test_a_kept_jacobian_calls_nothing_more():
     model, derivatives = counted(np, "3-point")
     jacobian = derivatives.at(THETA)
@@ -338,8 +406,11 @@ def test_a_kept_jacobian_calls_nothing_more():
     jacobian.reduce(*SUM)
     jacobian.matvec(THETA)
     jacobian.rmatvec(torch.ones(N, dtype=torch.float64))
+    jacobian.normal(THETA)
+    jacobian.whole()
     list(jacobian.blocks())
     assert model.rows == before
+    assert jacobian.nfev * N == model.rows
 
 
 def test_nothing_is_computed_until_asked():

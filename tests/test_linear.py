@@ -8,6 +8,9 @@ J, r, D. A first-order perturbation of the damped problem by rounding (δA ~ ε�
     qr              ε [(‖A‖‖q‖ + ‖r‖)/σ + ‖A‖‖r + A q‖/σ²],      σ² = σ_min² + λ
     cholesky, cg    ε [(‖A‖² + λ)‖q‖ + ‖A‖‖r‖]/σ²
     dual            ε [(‖A‖² + λ) max s/(s² + λ) + ‖A‖] ‖u‖,     q = −Aᵀu, s the singular values
+
+A Legate operation costs about a millisecond on the CPU whatever its size, and an iteration of cg makes twenty:
+cupynumeric gets every solver and every kind of matrix, but fewer of each.
 """
 
 from dataclasses import dataclass
@@ -17,10 +20,14 @@ import numpy as np
 import pytest
 import torch
 from injected import BACKENDS, CPU, SOLVERS, exact, graded, injected, injected_problem, tensor
+from oracles import problem_of, torch_model
 
-from lmfit_gpu.backends import get_backend
+from lmfit_gpu.backends import BACKENDS as BACKEND_CLASSES
+from lmfit_gpu.backends import TorchBackend, get_backend
+from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion
 from lmfit_gpu.jacobian import Derivatives
-from lmfit_gpu.linear import choose, linearize
+from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
+from lmfit_gpu.linear import MANY_PARAMS, MOST_DENSE, MOST_JACOBIAN, choose, linearize
 
 EPS = float(np.finfo(np.float64).eps)
 MODEST = 50  # constant of the bounds: a low multiple of n
@@ -136,10 +143,31 @@ DAMPINGS = [1e-14, 1e-11, 1e-8, 1e-5, 1e-2, 1.0, 1e6]
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_steps_agree_with_fifty_digits(shape, condition, consistent):
-    J, r, d, b = random_problem(hash(shape) % 1000, shape, condition, consistent)
+    compare_with_fifty_digits(shape, condition, consistent, [(s, k) for s in SOLVERS for k in BACKENDS[:2]], DAMPINGS)
+
+
+@pytest.mark.cupynumeric
+@pytest.mark.parametrize("consistent", [True, False], ids=["consistent", "random"])
+@pytest.mark.parametrize("condition", [1.0, 1e4, 1e8])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_direct_steps_of_cupynumeric_agree_with_fifty_digits(shape, condition, consistent):
+    direct = [(solver, "cupynumeric") for solver in SOLVERS if solver != "cg"]
+    compare_with_fifty_digits(shape, condition, consistent, direct, DAMPINGS[::2])
+
+
+@pytest.mark.cupynumeric
+@pytest.mark.parametrize("consistent", [True, False], ids=["consistent", "random"])
+@pytest.mark.parametrize("shape", [(9, 4), (5, 5), (3, 5)], ids=str)
+def test_iterated_steps_of_cupynumeric_agree_with_fifty_digits(shape, consistent):
+    compare_with_fifty_digits(shape, 1e2, consistent, [("cg", "cupynumeric")], [1e-5, 1.0])
+
+
+def compare_with_fifty_digits(shape, condition, consistent, pairs, shares):
+    """Compare the steps of (solver, backend) pairs for the dampings share · ‖A‖²."""
+    J, r, d, b = random_problem(10 * shape[0] + shape[1], shape, condition, consistent)
     size = np.linalg.norm(J / d, 2)
-    lins = {(s, k): injected(J, r, s, k, d) for s in SOLVERS for k in BACKENDS}
-    for share in DAMPINGS:
+    lins = {pair: injected(J, r, *pair, d) for pair in pairs}
+    for share in shares:
         damping = share * size**2
         t = truth(J, r, d, damping, b)
         for (solver, backend), lin in lins.items():
@@ -188,11 +216,12 @@ def test_gauss_newton_of_qr_has_error_epsilon_kappa(condition, backend, rng):
 @pytest.mark.parametrize("shape", [(5000, 30), (60, 60), (40, 70)], ids=str)
 def test_larger_problems_agree_with_the_singular_values(shape, solver, backend, rng):
     m, n = shape
+    m = min(m, 1500) if solver == "dual" else m  # K is m x m
     J = graded(rng, m, n, 1e3) * 10.0 ** rng.uniform(-3, 3, n)
     r, d = rng.standard_normal(m), np.linalg.norm(J, axis=0)
     lin = injected(J, r, solver, backend, d)
     u, s, vt = np.linalg.svd(J / d, full_matrices=False)
-    for damping in (1e-5, 1e-2, 1e3):
+    for damping in (0.1, 1e3) if (solver, backend) == ("cg", "cupynumeric") else (1e-5, 1e-2, 1e3):
         step = lin.solve(damping)
         q = -vt.T @ (s / (s**2 + damping) * (u.T @ r))
         np.testing.assert_allclose(step.p.numpy() * d, q, atol=1e-10 * np.linalg.norm(q))
@@ -246,25 +275,47 @@ def test_with_scale_returns_another_and_leaves_the_first(solver, backend, rng):
 @every_backend
 @pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
 def test_condition(condition, solver, backend, rng):
-    lin = injected(graded(rng, 20, 4, condition), rng.standard_normal(20), solver, backend)
+    """That of J D⁻¹; of cg, which scales by the diagonal, that of J with unit columns."""
+    J = graded(rng, 20, 4, condition)
+    lin = injected(J, rng.standard_normal(20), solver, backend)
+    expected = np.linalg.cond(J / np.linalg.norm(J, axis=0)) if solver == "cg" else condition
     rtol = 1e-8 if solver == "qr" else MODEST * EPS * condition**2 + 1e-12
-    assert lin.condition() == pytest.approx(condition, rel=rtol)
+    assert lin.condition() == pytest.approx(expected, rel=rtol)
+
+
+@every_backend
+@pytest.mark.parametrize("excited", [1, 2, 3, 4])
+def test_condition_of_cg_is_that_of_the_directions_in_the_residual(excited, backend, rng):
+    """J = U diag(s) Hᵀ with Hadamard's H has equal columns: of s only those with a part in r are seen."""
+    s = np.array([1.0, 0.3, 0.05, 0.01])
+    u = np.linalg.qr(rng.standard_normal((20, 4)))[0]
+    hadamard = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    r = u[:, :excited] @ rng.uniform(1, 2, excited)
+    lin = injected((u * s) @ hadamard.T, r, "cg", backend, rng.uniform(0.1, 10, 4))
+    if backend == "cupynumeric":  # goes on to the next look at its scalars, and rounding excites the others
+        assert (1 - 1e-9) / s[excited - 1] <= lin.condition() <= (1 + 1e-9) / s[-1]
+    else:
+        assert lin.condition() == pytest.approx(1 / s[excited - 1], rel=1e-9)
 
 
 # ---- what each solver resolves
 
 
+factoring = pytest.mark.parametrize("solver", ["cholesky", "dual"])
+
+
+@factoring
 @every_backend
 @pytest.mark.parametrize("shape", [(30, 4), (4, 4), (3, 6)], ids=str)
-def test_cholesky_says_when_damping_is_below_what_it_resolves(shape, backend, rng):
+def test_solvers_that_factor_say_when_damping_is_below_what_they_resolve(shape, backend, solver, rng):
     J, r = rng.standard_normal(shape) * 1e3, rng.standard_normal(shape[0])
-    lin = injected(J, r, "cholesky", backend)
-    n, size = shape[1], np.linalg.norm(J, 2) ** 2
-    assert n * EPS * size * (1 - 1e-6) <= lin.least_damping <= n**0.5 * n * EPS * size
-    for damping in (0.0, 0.5 * n * EPS * size, lin.least_damping * 0.99):
+    lin = injected(J, r, solver, backend)
+    side, size = shape[0 if solver == "dual" else 1], np.linalg.norm(J, 2) ** 2
+    assert side * EPS * size * (1 - 1e-6) <= lin.least_damping <= side**0.5 * side * EPS * size
+    for damping in (0.0, 0.5 * side * EPS * size, lin.least_damping * 0.99):
         step = lin.solve(damping)
         assert not step.valid
-        assert torch.equal(step.p, torch.zeros(n, dtype=torch.float64))
+        assert torch.equal(step.p, torch.zeros(shape[1], dtype=torch.float64))
         assert (step.predicted_reduction, step.scaled_norm, step.damping) == (0.0, 0.0, damping)
     assert lin.solve(1e3 * lin.least_damping).valid
 
@@ -276,13 +327,175 @@ def test_qr_resolves_every_damping(backend, rng):
     assert all(lin.solve(damping).valid for damping in (0.0, 1e-300, 1e-20, 1e20))
 
 
+@factoring
 @every_backend
-def test_a_factorisation_that_fails_is_a_value_not_an_exception(backend, rng):
-    J = rng.standard_normal((10, 3))
-    J[:, 2] = J[:, 0] + J[:, 1]
-    lin = injected(J, rng.standard_normal(10), "cholesky", backend)
-    assert lin.scaled_norm(-1.0) == (float("inf"), 0.0)
-    assert bool(torch.isnan(lin.solve_rhs(-1.0, torch.ones(3, dtype=torch.float64))).all())
+@pytest.mark.parametrize("share", [-0.5, -2.0])
+@pytest.mark.parametrize("shape", [(10, 3), (3, 3), (3, 10)], ids=str)
+def test_a_factorisation_that_fails_is_a_value_not_an_exception(shape, share, backend, solver, rng):
+    """With λ = share · ‖J‖² the matrix is indefinite or negative definite."""
+    J = rng.standard_normal(shape)
+    lin = injected(J, rng.standard_normal(shape[0]), solver, backend)
+    damping = share * np.linalg.norm(J, 2) ** 2
+    assert lin.scaled_norm(damping) == (float("inf"), 0.0)
+    assert not lin.solve(damping).valid
+    assert bool(torch.isnan(lin.solve_rhs(damping, torch.ones(shape[1], dtype=torch.float64))).all())
+
+
+POLICIES = [NielsenDamping(), MarquardtDamping(), TrustRegion(radius=0.01)]
+
+
+@factoring
+@every_backend
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_a_factorisation_that_fails_rejects_the_trial(policy, backend, solver, rng, monkeypatch):
+    """While the first trial is made the matrix counts as not positive definite; the fit goes on and converges."""
+    x = np.linspace(0, 3, 25)
+    problem = problem_of(torch_model(lambda x, a, b: a * torch.exp(-b * x)), x, 2.5 * np.exp(-1.3 * x), [1.0, 1.0])
+    engine = LevenbergMarquardt(solver=solver, backend=backend, damping=policy)
+    start = engine.init(problem, tensor([1.0, 1.0]))
+    assert start.stop is None
+    tried = []
+    with monkeypatch.context() as patched:
+        patched.setattr(BACKEND_CLASSES[backend], "cholesky", lambda *_: tried.append(1))
+        state = engine.step(problem, start)
+    assert tried
+    assert not state.record.accepted
+    assert (state.record.scaled_norm, state.record.predicted_reduction) == (0.0, 0.0)
+    assert torch.equal(state.theta, start.theta)
+    assert (state.cost, state.n_iter, state.stop) == (start.cost, 1, None)
+    assert state.evaluations == start.evaluations
+    for _ in range(100):
+        state = state if state.stop else engine.step(problem, state)
+    assert state.stop.status > 0
+    np.testing.assert_allclose(state.theta, [2.5, 1.3], rtol=1e-6)
+
+
+@every_backend
+def test_one_factorisation_that_fails_costs_a_trust_region_nothing(backend, rng, monkeypatch):
+    """The secular equation goes on with a larger λ, here twice the one that failed."""
+    J, r = rng.standard_normal((20, 3)), rng.standard_normal(20)
+    lin = injected(J, r, "cholesky", backend)
+    radius = 1e-3 * lin.scaled_norm(lin.least_damping)[0]
+    guess = lin.within(radius, 1.0).damping / 2
+    lin = injected(J, r, "cholesky", backend)
+    lin.undamped()
+    real, failed = BACKEND_CLASSES[backend].cholesky, []
+
+    def once(self, matrix, damping=0.0):
+        if failed:
+            return real(self, matrix, damping)
+        failed.append(damping)
+        return None
+
+    monkeypatch.setattr(BACKEND_CLASSES[backend], "cholesky", once)
+    step = lin.within(radius, guess)
+    assert failed == [guess]
+    assert step.valid
+    assert step.damping > guess
+    assert abs(step.scaled_norm - radius) <= 0.1 * radius * (1 + 1e-9)
+
+
+# ---- within a radius by conjugate gradients
+
+
+def region_problem(rng, condition=30.0, m=40, n=8):
+    """Return J, r, D, and B = AᵀA, b = −Aᵀr with A = J D⁻¹."""
+    d = 10.0 ** rng.uniform(-2, 2, n)
+    a = graded(rng, m, n, condition)
+    r = a @ rng.standard_normal(n) + 0.1 * rng.standard_normal(m)
+    return a * d, r, d, a.T @ a, -a.T @ r
+
+
+def cauchy(gram, b, radius):
+    """Return the minimiser of the model along b within the radius."""
+    along = min(b @ b / (b @ gram @ b), radius / np.linalg.norm(b))
+    return along * b
+
+
+def model_cost(gram, b, q):
+    return 0.5 * q @ gram @ q - b @ q
+
+
+def forcing(b, r):
+    return min(0.1, (np.linalg.norm(b) / np.linalg.norm(r)) ** 0.5)
+
+
+SHARES = [1e-6, 1e-2, 0.3, 0.6, 0.9, 1.1, 1e6]
+
+
+@every_backend
+@pytest.mark.parametrize("share", SHARES)
+def test_the_step_of_cg_within_a_radius(share, backend, rng):
+    """Steihaug (1983), theorem 2.1, and the definition of a truncated Newton step."""
+    J, r, d, gram, b = region_problem(rng)
+    radius = share * np.linalg.norm(np.linalg.solve(gram, b))
+    step = injected(J, r, "cg", backend, d).within(radius, 0.0)
+    q = step.p.numpy() * d
+    left = b - gram @ q
+    assert step.valid
+    assert step.scaled_norm == pytest.approx(np.linalg.norm(q), rel=1e-12)
+    jp = J @ step.p.numpy()
+    assert step.predicted_reduction == pytest.approx(-(J.T @ r) @ step.p.numpy() - 0.5 * jp @ jp, rel=1e-10)
+    assert model_cost(gram, b, q) <= model_cost(gram, b, cauchy(gram, b, radius)) * (1 - 1e-12)
+    if step.scaled_norm < radius * (1 - 1e-12):
+        assert step.damping == 0
+        assert np.linalg.norm(left) <= forcing(b, r) * np.linalg.norm(b) * (1 + 1e-9)
+    else:
+        assert step.scaled_norm == pytest.approx(radius, rel=1e-12)
+        assert step.damping == pytest.approx(left @ q / (q @ q), rel=1e-8, abs=1e-14)
+    if share <= 0.3:
+        assert step.scaled_norm == pytest.approx(radius, rel=1e-12)
+    if share > 1:
+        assert step.scaled_norm < radius
+    if radius <= np.linalg.norm(cauchy(gram, b, np.inf)):
+        np.testing.assert_allclose(q, radius * b / np.linalg.norm(b), atol=1e-12 * radius)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_the_step_of_cg_is_gauss_newton_near_the_solution(backend, rng):
+    """The forcing is the root of the cosine between r and J: where it is 1e-8, four digits of the step."""
+    J, r, d, gram, _ = region_problem(rng)
+    u = np.linalg.qr(np.column_stack([J, r]))[0]
+    a = J / d
+    r = u[:, -1] + 1e-8 * a @ rng.standard_normal(8)
+    b = -a.T @ r
+    newton = np.linalg.solve(gram, b)
+    step = injected(J, r, "cg", backend, d).within(1.0, 0.0)
+    error = step.p.numpy() * d - newton
+    assert np.linalg.norm(gram @ error) <= 2 * forcing(b, r) * np.linalg.norm(b)
+    assert forcing(b, r) < 1e-3
+
+
+def test_the_step_of_cg_without_a_gradient_is_zero():
+    step = injected(np.eye(4)[:, :2], [0.0, 0.0, 1.0, 1.0], "cg").within(1.0, 0.0)
+    assert (step.scaled_norm, step.predicted_reduction) == (0.0, 0.0)
+    assert not step.p.any()
+
+
+def looking_every(iterations, J, r, d):
+    """Return the linearisation by cg on torch with so many iterations between two looks."""
+    backend = TorchBackend(CPU)
+    backend.check_every = iterations
+    problem, theta = injected_problem(J, r)
+    lin = linearize(Derivatives.choose(problem, exact, theta).at(theta), "cg", backend)
+    return lin.with_scale(tensor(d))
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_step_within_a_radius_does_not_depend_on_how_often_cg_looks(share, rng):
+    J, r, d, gram, b = region_problem(rng)
+    radius = share * np.linalg.norm(np.linalg.solve(gram, b))
+    one, other = (looking_every(k, J, r, d).within(radius, 0.0) for k in (1, 10))
+    np.testing.assert_allclose(one.p * tensor(d), other.p * tensor(d), rtol=0, atol=1e-10 * one.scaled_norm)
+    assert one.predicted_reduction == pytest.approx(other.predicted_reduction, rel=1e-10)
+    assert one.damping == pytest.approx(other.damping, rel=1e-8, abs=1e-13)
+
+
+@pytest.mark.parametrize("damping", [0.0, 1e-3, 10.0])
+def test_a_solution_does_not_depend_on_how_often_cg_looks(damping, rng):
+    J, r, d, *_ = region_problem(rng)
+    one, other = (looking_every(k, J, r, d).solve(damping) for k in (1, 10))
+    np.testing.assert_allclose(one.p * tensor(d), other.p * tensor(d), rtol=0, atol=1e-10 * one.scaled_norm)
 
 
 # ---- rank
@@ -441,10 +654,11 @@ def long_data(rng, m=30011):
 @every_solver
 @every_backend
 def test_long_data_in_any_blocks(solver, backend, rng):
-    J, r = long_data(rng)
+    """Dual, with K of m x m, gets 311 rows."""
+    J, r = long_data(rng, 311 if solver == "dual" else 30011)
     reference = numbers(injected(J, r, solver, backend))
     np.testing.assert_allclose(reference[:4], J.T @ r, rtol=1e-11, atol=1e-11 * np.linalg.norm(r) * 200)
-    for chunk_rows in (777, 4097, 10_000, 30_010, 50_000):
+    for chunk_rows in (7, 64, 310, 500) if solver == "dual" else (777, 4097, 10_000, 30_010, 50_000):
         other = numbers(injected(J, r, solver, backend, chunk_rows=chunk_rows))
         np.testing.assert_allclose(other, reference, rtol=1e-12, atol=1e-12 * float(reference[:4].abs().max()))
 
@@ -462,20 +676,23 @@ def test_short_data_in_any_blocks(chunk_rows, solver, backend, rng):
 @every_solver
 @every_backend
 def test_blocks_of_whole_leaves_and_devices_change_no_bit(solver, backend, rng):
-    J, r = long_data(rng)
-    reference = numbers(injected(J, r, solver, backend, chunk_rows=4096))
-    for chunk_rows in (8192, 16384):
+    """Dual puts the rows together before anything is summed: for it any block will do."""
+    J, r = long_data(rng, 311 if solver == "dual" else 30011)
+    leaf = 50 if solver == "dual" else 4096
+    reference = numbers(injected(J, r, solver, backend, chunk_rows=leaf))
+    for chunk_rows in (2 * leaf, 4 * leaf):
         assert torch.equal(numbers(injected(J, r, solver, backend, chunk_rows=chunk_rows)), reference)
     for devices in ((CPU,), (CPU, CPU), (CPU, CPU, CPU)):
-        for chunk_rows in (4096, 8192):
+        for chunk_rows in (leaf, 2 * leaf):
             lin = injected(J, r, solver, backend, devices=devices, chunk_rows=chunk_rows)
             assert torch.equal(numbers(lin), reference)
 
 
 @every_solver
-def test_backends_agree(solver, rng):
-    J, r = long_data(rng)
-    one, other = (numbers(injected(J, r, solver, backend)) for backend in BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_backends_agree(backend, solver, rng):
+    J, r = long_data(rng, 311 if solver == "dual" else 30011)
+    one, other = (numbers(injected(J, r, solver, name)) for name in ("scipy", backend))
     np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11 * float(one.abs().max()))
 
 
@@ -493,12 +710,46 @@ def test_float32_jacobian_is_reduced_in_float64(solver, backend, rng):
 # ---- names
 
 
-def test_choose():
-    assert choose("auto", 1000) == "qr"
-    assert choose("auto", 1001) == "cholesky"
-    assert choose("cholesky", 2) == "cholesky"
-    with pytest.raises(ValueError, match="solver: got 'lu'; allowed are 'auto', 'qr', 'cholesky'"):
-        choose("lu", 2)
+@pytest.mark.parametrize(
+    ("m", "n", "expected"),
+    [
+        (1, 1, "qr"),
+        (10**8, MANY_PARAMS, "qr"),
+        (1, MANY_PARAMS, "qr"),
+        (MANY_PARAMS, MANY_PARAMS + 1, "dual"),
+        (MANY_PARAMS + 1, MANY_PARAMS + 1, "cholesky"),
+        (10**8, MANY_PARAMS + 1, "cholesky"),
+        (10**8, MOST_DENSE, "cholesky"),
+        (10**8, MOST_DENSE + 1, "cg"),
+        (MOST_DENSE - 1, MOST_DENSE, "dual"),
+        (MOST_DENSE, MOST_DENSE + 1, "dual"),
+        (MOST_DENSE + 1, MOST_DENSE + 2, "cg"),
+        (512, 10**6, "dual"),
+        (1024, MOST_JACOBIAN // 1024, "dual"),
+        (1024, MOST_JACOBIAN // 1024 + 1, "cg"),
+        (1, MOST_JACOBIAN, "dual"),
+        (1, MOST_JACOBIAN + 1, "cg"),
+    ],
+)
+def test_auto_works_in_the_smaller_dimension(m, n, expected):
+    assert choose("auto", m, n) == expected
+
+
+def test_constants_of_auto_are_those_of_its_docstring():
+    """1,000 parameters, a side of 20,000, 2³⁰ entries."""
+    assert (MANY_PARAMS, MOST_DENSE, MOST_JACOBIAN) == (1000, 20_000, 2**30)
+
+
+@every_solver
+def test_a_named_solver_is_itself(solver):
+    assert choose(solver, 10**9, 10**9) == choose(solver, 1, 1) == solver
+
+
+@pytest.mark.parametrize("name", ["lu", "", "QR"])
+def test_choose_error(name):
+    allowed = "allowed are 'auto', 'qr', 'cholesky', 'dual', 'cg'"
+    with pytest.raises(ValueError, match=f"solver: got '{name}'; {allowed}"):
+        choose(name, 2, 2)
 
 
 @every_solver
