@@ -222,8 +222,9 @@ class Jacobian:
             theta = self.theta.to(block.x.device)
             along = v.to(theta)
             if not self.makes_products or block.index in self._kept:
-                columns = self.columns(block)[:-1].double()
-                parts = [columns[:, part] for part in leaf_slices(columns.shape[1], self.problem.leaf_per_row)]
+                columns = self.columns(block)[:-1]
+                slices = leaf_slices(columns.shape[1], self.problem.leaf_per_row)
+                parts = [columns[:, part].contiguous().double() for part in slices]
                 return [part @ (along.double() @ part) for part in parts]
             ahead = jacobian_vector(self.problem, theta, block, along)
             return [vector_jacobian(self.problem, theta, block, ahead).double()]
@@ -231,15 +232,15 @@ class Jacobian:
         return self._sum(product)
 
     def gradient(self) -> tuple[torch.Tensor, float]:
-        """Return Jᵀr, shape (n,), float64, and ‖r‖, by one backward pass a block."""
-        self._count_product(1)
+        """Return Jᵀr, shape (n,), float64, and ‖r‖, by one backward pass a block; J is neither needed nor kept."""
+        self.nfev += 1
 
         def product(block: Block) -> list[torch.Tensor]:
-            theta = self.theta.to(block.x.device)
-            with torch.no_grad():
-                r = block.residual(self.problem.values(theta, block))
-            g = vector_jacobian(self.problem, theta, block, r).double()
-            return [torch.cat((g, (r.double() @ r.double())[None]))]
+            leaf = self.theta.to(block.x.device).clone().requires_grad_()
+            values = self.problem.values(leaf, block)
+            r = block.residual(values.detach())
+            (g,) = torch.autograd.grad(values, leaf, r, materialize_grads=True)
+            return [torch.cat((g.double(), (r.double() @ r.double())[None]))]
 
         total = self._sum(product)
         return total[:-1], float(total[-1]) ** 0.5

@@ -172,8 +172,10 @@ def _run(
                 return _cut(product, last, backend, limits.radius), n_inner + done + 1, True, True
             lanczos.alphas.append(before / curvature)
             lanczos.betas.append(squares / before)
-        if squares**0.5 <= _limit(limits, b_norm, lanczos.size(), xx**0.5):
-            return point, n_inner, True, False
+            if squares**0.5 <= _limit(limits, b_norm, lanczos.size(), xx**0.5):
+                if done + 1 == len(drawn):
+                    return point, n_inner, True, False
+                return _again(product, start, done + 1), n_inner + done + 1, True, False
     return point, n_inner, False, False
 
 

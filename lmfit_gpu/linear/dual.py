@@ -6,8 +6,8 @@ With A = J D⁻¹ (m × n) and the m × m Gram matrix K, the identity (AᵀA + �
 
 Aᵀ takes away what rounding leaves in directions of u that it maps to zero, so the step, and the predicted reduction
 −rᵀJp − ½‖Jp‖², are made with J. The secular equation does without: ‖Dp‖² = uᵀKu, which carries rounding of size
-ε‖K‖‖u‖². That shows where rows of J are dependent (as for m > n) and λ is tiny beside ‖K‖: the norm then comes out too
-large, and the step shorter than it might be. Like cholesky, dual resolves no λ below m ε ‖K‖.
+m ε‖K‖‖u‖²; as much is added to it. Where rows of J are dependent (as for m > n) and λ is tiny beside ‖K‖, the step is
+therefore shorter than it might be; it never leaves the region. Like cholesky, dual resolves no λ below m ε ‖K‖.
 
 J is kept: 8 m n bytes on the first device (in the arithmetic of the model). Cost: m² n flops for K, m³/3 per λ.
 """
@@ -20,7 +20,7 @@ import torch
 
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
-from lmfit_gpu.linear.base import EPSILON, Step, no_step, secular_step
+from lmfit_gpu.linear.base import EPSILON, RADIUS_WITHIN, SECULAR_ITERATIONS, Step, no_step, secular_step
 from lmfit_gpu.linear.cholesky import UNDAMPED_TRIES, condition_from
 from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, covariance_of_columns
 
@@ -141,8 +141,13 @@ class DualLinearization:
         return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
 
     def within(self, radius: float, guess: float) -> Step:
-        """Return the step within a radius, by the secular equation."""
-        return secular_step(self, radius, guess)
+        """Return the step within a radius: by the secular equation, and with larger λ while the step itself is longer."""
+        step = secular_step(self, radius, guess)
+        for _ in range(SECULAR_ITERATIONS):
+            if not step.valid or step.scaled_norm <= (1 + RADIUS_WITHIN) * radius:
+                break
+            step = self.solve(step.damping * max(2.0, step.scaled_norm / radius))
+        return step
 
     def undamped(self) -> Step:
         """Return the step for the least λ that J and the solver resolve."""
@@ -166,7 +171,7 @@ class DualLinearization:
             return float("inf"), 0.0
         u = self._solved(factor, self._residuals)
         ku = self._gram @ u
-        norm = max(float(u @ ku), 0.0) ** 0.5
+        norm = max(float(u @ ku) + self.least_damping * float(u @ u), 0.0) ** 0.5
         return norm, -float(ku @ self._solved(factor, u)) / norm if norm > 0 else 0.0
 
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:

@@ -126,7 +126,7 @@ def _sums(jacobian: Jacobian) -> tuple[torch.Tensor, torch.Tensor, float]:
     device = jacobian.problem.device
 
     def leaf(columns: torch.Tensor) -> torch.Tensor:
-        columns = columns.double()
+        columns = columns.contiguous().double()  # a part of a longer block is multiplied with other rounding
         return torch.stack((columns @ columns[-1], (columns**2).sum(1))).to(device)
 
     products, squares = jacobian.reduce(leaf, torch.add)
