@@ -59,7 +59,9 @@ def test_every_operator_is_the_normal_matrix(kind, backend, kept, shape, rng):
     assert type(reduction.product) is operator(kind, backend.name, kept, shape)
     rtol = 1e-7 if kind == "numpy" else 1e-12
     for _ in range(2):
-        product = backend.to_tensor(reduction.product(backend.asarray(tensor(v))), CPU)
+        vectors = reduction.backend
+        assert vectors.name == ("torch" if type(reduction.product) is FreeProducts else backend.name)
+        product = vectors.to_tensor(reduction.product(vectors.asarray(tensor(v))), CPU)
         assert product.dtype == torch.float64
         np.testing.assert_allclose(product, J.T @ (J @ v), atol=rtol * np.linalg.norm(J.T @ J) * np.linalg.norm(v))
     size = np.linalg.norm(J) * np.linalg.norm(r)
@@ -82,7 +84,9 @@ def test_devices_give_the_same(backend, kept, shape, rng):
     for devices in ((CPU,), (CPU, CPU)):
         jacobian = jacobian_of("torch", J, r, chunk_rows=4, devices=devices)
         reduction = reduce_for_products(jacobian, backend)
-        product = backend.to_tensor(reduction.product(backend.asarray(tensor(v))), CPU)
+        vectors = reduction.backend
+        assert vectors.name == ("torch" if type(reduction.product) is FreeProducts else backend.name)
+        product = vectors.to_tensor(reduction.product(vectors.asarray(tensor(v))), CPU)
         seen.append(torch.cat((product, reduction.gradient, reduction.column_norms)))
         jacobian.problem.close()
     assert torch.equal(*seen)

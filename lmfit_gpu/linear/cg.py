@@ -166,7 +166,10 @@ class CGLinearization:
         return torch.full_like(self.scale, torch.nan) if damped is None else damped.q / self.scale
 
     def condition(self) -> float:
-        """Return the condition number of J with unit columns where r excites it: by Lanczos, a lower bound."""
+        """Return the condition number of J D⁻¹ (of J with unit columns where D is far from their norms).
+
+        On the directions that r excites, by Lanczos: a lower bound.
+        """
         return self._undamped[1]
 
     def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:

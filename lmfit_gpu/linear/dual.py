@@ -141,7 +141,7 @@ class DualLinearization:
         return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
 
     def within(self, radius: float, guess: float) -> Step:
-        """Return the step within a radius: by the secular equation, and with larger λ while the step itself is longer."""
+        """Return the step within a radius, by the secular equation; λ grows while the step made with J is longer."""
         step = secular_step(self, radius, guess)
         for _ in range(SECULAR_ITERATIONS):
             if not step.valid or step.scaled_norm <= (1 + RADIUS_WITHIN) * radius:
