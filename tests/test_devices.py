@@ -85,3 +85,37 @@ def test_on_a_gpu_machine_the_gpus_are_usable():
     for device in get_available_gpus():
         assert device.type == "cuda"
         assert float(torch.ones(3, device=device).sum()) == 3.0
+
+
+# ---- GPUs that Legate holds
+
+
+@pytest.fixture
+def three_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "free"),
+    [
+        ("--gpus 1", [1, 2]),
+        ("--cpus 2 --gpus 2 --fbmem 4000", [2]),
+        ("--gpus 3", []),
+        ("--gpus 5", []),
+        ("--gpus 0", [0, 1, 2]),
+        ("--cpus 2", []),  # Legate chooses by itself, and takes all
+    ],
+)
+def test_the_gpus_of_legate_are_left_out(monkeypatch, three_gpus, configuration, free):
+    monkeypatch.setenv("LEGATE_CONFIG", configuration)
+    assert get_available_gpus() == ([torch.device("cuda", i) for i in free] or [CPU])
+
+
+def test_no_free_gpu_is_said_once(monkeypatch, three_gpus, caplog):
+    monkeypatch.setenv("LEGATE_CONFIG", "--gpus 3")
+    lmfit_gpu.devices._say_once.cache_clear()
+    for _ in range(3):
+        assert get_available_gpus() == [CPU]
+    said = [record.getMessage() for record in caplog.records if record.name == "lmfit_gpu"]
+    assert said == ["no free GPU (3 seen by torch, 3 held by Legate): using the CPU"]

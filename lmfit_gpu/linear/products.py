@@ -24,7 +24,7 @@ from lmfit_gpu.linear.base import EPSILON, reduce_with
 
 __all__ = ["Reduction", "reduce_for_products", "stored_bytes"]
 
-PROBES = 32  # random vectors for the squares of the column norms: relative error (2/32)^½ of each
+PROBES = 32  # random vectors: the squares of the norms have a relative error of (2/32)^½, the norms half of it
 SEED = 20120  # fixed: the same fit has the same D
 
 
