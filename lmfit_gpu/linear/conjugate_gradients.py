@@ -86,28 +86,28 @@ class Point:
     squares: Any
 
 
-@dataclass
 class Lanczos:
-    """Coefficients of the iteration, from which the eigenvalues of B are estimated."""
+    """The tridiagonal matrix of the iteration, whose eigenvalues are those of B, roughly, and within their range."""
 
-    alphas: list[float]
-    betas: list[float]
+    def __init__(self) -> None:
+        self.size = 0.0  # largest diagonal entry: ‖B‖ or a little less
+        self._diagonal: list[float] = []
+        self._beside: list[float] = []
+        self._last = (1.0, 0.0)
 
-    def _diagonals(self) -> tuple[np.ndarray, np.ndarray]:
-        a, b = np.array(self.alphas), np.array(self.betas)
-        diagonal = 1 / a
-        diagonal[1:] += b[:-1] / a[:-1]
-        return diagonal, np.sqrt(b[:-1]) / a[:-1]
-
-    def size(self) -> float:
-        """Return the largest diagonal entry: ‖B‖ or a little less."""
-        return float(self._diagonals()[0].max()) if self.alphas else 0.0
+    def add(self, alpha: float, beta: float) -> None:
+        """Append an iteration: x moved by alpha, and beta makes the next direction."""
+        last_alpha, last_beta = self._last
+        self._diagonal.append(1 / alpha + last_beta / last_alpha)
+        self._beside.append(beta**0.5 / alpha)
+        self._last = alpha, beta
+        self.size = max(self.size, self._diagonal[-1])
 
     def condition(self) -> float:
         """Return the ratio of the extreme eigenvalues."""
-        if not self.alphas:
+        if not self._diagonal:
             return 1.0
-        values = eigvalsh_tridiagonal(*self._diagonals())
+        values = eigvalsh_tridiagonal(np.array(self._diagonal), np.array(self._beside[:-1]))
         return float(values[-1] / values[0]) if values[0] > 0 else np.inf
 
 
@@ -126,10 +126,10 @@ def conjugate_gradients(product: Callable[[Any], Any], b: Any, backend: Backend,
     (size,) = backend.draw(point.squares)
     if not (0 < size < np.inf):
         return Solution(point.x, b, 0.0, 0.0, 0.0, 0, size == 0, False, 1.0)
-    n_inner, lanczos = 0, Lanczos([], [])
+    n_inner, lanczos = 0, Lanczos()
     converged = at_radius = False
     for _ in range(1 + RESTARTS):
-        lanczos = Lanczos([], [])
+        lanczos = Lanczos()
         point, products, ended, at_radius = _run(product, point, backend, limits, (size**0.5, n_inner, lanczos))
         n_inner += products
         if at_radius or not ended:
@@ -138,7 +138,7 @@ def conjugate_gradients(product: Callable[[Any], Any], b: Any, backend: Backend,
         n_inner += 1
         point = Point(point.x, residual, residual, residual @ residual)
         squares, xx = backend.draw(point.squares, point.x @ point.x)
-        if squares**0.5 <= 2 * _limit(limits, size**0.5, lanczos.size(), xx**0.5):
+        if squares**0.5 <= 2 * _limit(limits, size**0.5, lanczos.size, xx**0.5):
             converged = True
             break
     xx, along, remaining = backend.draw(point.x @ point.x, b @ point.x, point.residual @ point.x)
@@ -170,9 +170,8 @@ def _run(
             if xx**0.5 > limits.radius:
                 last = _again(product, start, done)
                 return _cut(product, last, backend, limits.radius), n_inner + done + 1, True, True
-            lanczos.alphas.append(before / curvature)
-            lanczos.betas.append(squares / before)
-            if squares**0.5 <= _limit(limits, b_norm, lanczos.size(), xx**0.5):
+            lanczos.add(before / curvature, squares / before)
+            if squares**0.5 <= _limit(limits, b_norm, lanczos.size, xx**0.5):
                 if done + 1 == len(drawn):
                     return point, n_inner, True, False
                 return _again(product, start, done + 1), n_inner + done + 1, True, False
