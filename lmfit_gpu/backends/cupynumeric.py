@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,10 +55,16 @@ class CuPyNumericBackend:
 
     def __init__(self) -> None:
         self._np, self._gpus, self._budget = _started()
-        if os.getpid() != _started_in():
+        process, thread = _started_in()
+        if os.getpid() != process:
             raise BackendUnavailableError(
                 "backend='cupynumeric': Legate was started before this process was forked and does not survive that; "
                 "start processes by spawn or loky (scikit-learn's default)"
+            )
+        if threading.get_ident() != thread:
+            raise BackendUnavailableError(
+                "backend='cupynumeric': Legate was started in another thread, and ends the process when a second one "
+                "uses it; make all fits with this backend in one thread"
             )
 
     def leaves(self, device: torch.device) -> ScipyBackend | TorchBackend:
@@ -163,7 +170,7 @@ def _started() -> tuple[Any, int, int]:
         )
     try:
         cupynumeric = _import(configuration.text)
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, ValueError) as error:  # no driver; no auto-configuration; a bad option
         raise BackendUnavailableError(_why_not(error, has_driver, configuration.gpus)) from error
     runtime = importlib.import_module("legate.core").get_legate_runtime()
     if runtime.config().enable_inline_task_launch:
@@ -191,8 +198,9 @@ def _import(text: str) -> Any:
 
 
 @functools.cache
-def _started_in() -> int:
-    return os.getpid()
+def _started_in() -> tuple[int, int]:
+    """Return the process and the thread that started Legate."""
+    return os.getpid(), threading.get_ident()
 
 
 def _is_worker() -> bool:

@@ -72,8 +72,8 @@ class CGLinearization:
 
     @classmethod
     def room(cls, n_residuals: int, n_params: int) -> int:
-        """Return 2.5 times the bytes of the smaller of JᵀJ and J: this, that of the point before, and vectors."""
-        return 5 * stored_bytes(n_residuals, n_params) // 2 + 200 * (n_residuals + n_params)
+        """Return the bytes of three times the smaller of JᵀJ and J: this, a block of it, that before; and vectors."""
+        return 13 * stored_bytes(n_residuals, n_params) // 4 + 200 * (n_residuals + n_params)
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "CGLinearization":
         """Return the same reduction with another D."""
