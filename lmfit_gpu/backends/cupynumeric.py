@@ -215,5 +215,6 @@ def _why_not(error: Exception, has_driver: bool, gpus: int | None) -> str:
             "backend='cupynumeric': Legate found no GPU and its configuration does not say how many; add --gpus 0 to "
             "LEGATE_CONFIG or to the legate launcher"
         )
-    summary = next((line for line in str(error).splitlines() if "Error:" in line or "rror " in line), str(error)[:200])
-    return f"backend='cupynumeric': Legate did not start: {summary.removeprefix('LEGATE ERROR: ')}"
+    numbered = (line.partition("#0 ")[2] for line in str(error).splitlines() if "#0 " in line)  # its exception stack
+    summary = next(numbered, str(error)[:200])
+    return f"backend='cupynumeric': Legate did not start: {summary}"
