@@ -66,8 +66,8 @@ class QRLinearization:
 
     @classmethod
     def room(cls, n_residuals: int, n_params: int) -> int:
-        """Return 64 n² bytes: R, U, Vᵀ, the work of the decomposition, and U, Vᵀ of the point before."""
-        return 64 * n_params**2
+        """Return 96 n² bytes: R, U, Vᵀ, the work of the decomposition, U, Vᵀ of the point before, and what breaks up."""
+        return 96 * n_params**2
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "QRLinearization":
         """Return the same reduction with another D."""
