@@ -66,7 +66,7 @@ class QRLinearization:
 
     @classmethod
     def room(cls, n_residuals: int, n_params: int) -> int:
-        """Return 96 n² bytes: R, U, Vᵀ, the work of the decomposition, U, Vᵀ of the point before, and what breaks up."""
+        """Return 96 n² bytes: R, U, Vᵀ, work of the decomposition, U and Vᵀ of the point before, and fragments."""
         return 96 * n_params**2
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "QRLinearization":
