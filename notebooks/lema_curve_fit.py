@@ -1,7 +1,7 @@
 """LeMA's curve-fitting network by Levenberg-Marquardt, on any backend.
 
-y = sin(10x)/(10x) on equidistant points of [-1, 1], without noise, by a network 1-20-1 with tanh in float64 (61 weights),
-all points at once::
+y = sin(10x)/(10x) on equidistant points of [-1, 1], without noise, by a network 1-20-1 with tanh in float64
+(61 weights), all points at once::
 
     python notebooks/lema_curve_fit.py                                        # scipy
     python notebooks/lema_curve_fit.py --backend cupynumeric --solver cholesky
@@ -9,12 +9,12 @@ all points at once::
 
 The last line printed has the mean square of the residuals in full precision, so that backends can be compared.
 
-Why 60 iterations and not more. Training a network is chaotic: a difference of rounding in the weights grows from trial to
-trial, and near the end, where J is singular to rounding, backends part. After 60 iterations from these weights (seed 0,
-1,000 points) a relative change of the starting weights by 1e-12 has changed the loss by about 2e-9 of itself, so rounding
-(1e-16) changes it far less than 1e-6; after 400 iterations with ``cholesky`` the same change of 1e-12 has become 7e-4.
-tests/test_lema_script.py changes the weights and looks. The fit is stopped before it converges, and the data do not
-determine all weights; the warnings that say so are expected and not shown.
+Why 60 iterations and not more. Training a network is chaotic: a difference of rounding in the weights grows from
+trial to trial, and near the end, where J is singular to rounding, backends part. After 60 iterations from these
+weights (seed 0, 1,000 points) a relative change of the starting weights by 1e-12 has changed the loss by about 2e-9
+of itself, so rounding (1e-16) changes it far less than 1e-6; after 400 iterations with ``cholesky`` the same change
+has become 7e-4. tests/test_lema_script.py changes the weights and looks. The fit is stopped before it converges, and
+the data do not determine all weights; the warnings that say so are expected and not shown.
 """
 
 import argparse

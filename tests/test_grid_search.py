@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 from legate_process import ONE_CPU, python, require_cupynumeric
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, KFold
 
 from lmfit_gpu import LMRegressor

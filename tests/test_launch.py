@@ -96,7 +96,7 @@ def test_it_is_chosen_once(monkeypatch):
         chosen_configuration.cache_clear()
 
 
-@pytest.mark.parametrize("gpu_bytes", [(), (8 * GIB,)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("gpu_bytes", [(), (8 * GIB,)], ids=["no gpu", "one gpu"])
 def test_a_chosen_configuration_fits_the_machine(gpu_bytes, monkeypatch):
     monkeypatch.setattr(launch, "_gpu_memories", lambda: list(gpu_bytes))
     check_memory(launch.chosen_configuration())
