@@ -1,0 +1,91 @@
+"""Python in a process of its own, where Legate can be configured, refused or ended without harm to the tests."""
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+REQUIRE = "LMFIT_GPU_REQUIRE_CUPYNUMERIC"  # 1: a machine where these tests must not be skipped
+ONE_CPU = "--cpus 1 --gpus 0 --sysmem 64"
+TWO_CPUS = "--cpus 2 --gpus 0 --sysmem 64"
+
+
+def has_driver():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def is_cpu_build():
+    """Return whether Legate is conda's build for CPUs, which is not linked to the driver."""
+    return any(Path(sys.prefix, "conda-meta").glob("legate-*cpu*.json"))
+
+
+def require_cupynumeric():
+    """Skip, or fail where the tests are required, unless Legate can be started."""
+    if importlib.util.find_spec("cupynumeric") is None:
+        reason = "cupynumeric is not installed"
+    elif not (has_driver() or is_cpu_build() or os.environ.get("LMFIT_GPU_LIBCUDA")):
+        reason = "no NVIDIA driver, and LMFIT_GPU_LIBCUDA names no stand-in (tests/libcuda_stub.c)"
+    else:
+        return
+    (pytest.fail if os.environ.get(REQUIRE) == "1" else pytest.skip)(reason)
+
+
+def environment(config=None, **changes):
+    """Return os.environ with LEGATE_CONFIG as given (None: unset) and changes; a value of None unsets."""
+    found = {name: value for name, value in os.environ.items() if name != "LEGATE_CONFIG"}
+    path = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    wanted = {"PYTHONPATH": os.pathsep.join(path), "LEGATE_CONFIG": config, **changes}
+    found.update({name: value for name, value in wanted.items() if value is not None})
+    return {name: value for name, value in found.items() if name not in wanted or wanted[name] is not None}
+
+
+def run(command, config=None, timeout=120, mark="> ", **changes):
+    """Run a command, whose exit status must be 0; return the lines it printed that begin with a mark."""
+    done = subprocess.run(
+        command, env=environment(config, **changes), cwd=ROOT, timeout=timeout, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[:3000]}"
+    return [line for line in done.stdout.splitlines() if line.startswith(mark)]
+
+
+def python(code, config=None, timeout=120, **changes):
+    """Run code that prints what it found after "> "; return those lines without the mark, and check its status.
+
+    The code begins with ``backend()``, which starts Legate, and ``refusal()``, the message of the error it raises.
+    """
+    lines = run([sys.executable, "-c", PREAMBLE + code], config, timeout, **changes)
+    return [line.removeprefix("> ") for line in lines]
+
+
+PREAMBLE = """
+import warnings
+import numpy as np
+import torch
+from lmfit_gpu.backends import get_backend
+from lmfit_gpu.exceptions import BackendUnavailableError
+
+CPU = torch.device("cpu")
+
+def say(*found):
+    print(">", *found, flush=True)
+
+def backend():
+    return get_backend("cupynumeric", CPU)
+
+def refusal():
+    try:
+        backend()
+    except BackendUnavailableError as error:
+        return str(error)
+    return "started"
+
+"""
