@@ -60,14 +60,20 @@ class Configuration:
 
     @classmethod
     def parse(cls, text: str) -> "Configuration":
-        """Read what matters here from options in Legate's own form; the rest is not looked at."""
+        """Read what matters here from options in Legate's own form; the rest is not looked at.
+
+        Raises
+        ------
+        BackendUnavailableError
+            For what is no number: Legate would print its options and end the process.
+        """
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         for name in ("cpus", "gpus", "sysmem", "fbmem"):
             parser.add_argument(f"--{name}", type=int)
         try:
             known, _ = parser.parse_known_args(shlex.split(text))
-        except (argparse.ArgumentError, ValueError):  # Legate itself will say what is wrong
-            return cls(text)
+        except (argparse.ArgumentError, ValueError) as error:
+            raise BackendUnavailableError(f"LEGATE_CONFIG: got {text!r}; {error}") from error
         return cls(text, known.cpus, known.gpus, known.sysmem, known.fbmem)
 
 

@@ -121,6 +121,8 @@ def check(
     if cosine <= tolerances.gtol:
         return Stop(Status.CONVERGED_GRADIENT, cosine, tolerances.gtol)
     gain = relative_gain(lin, undamped)
+    if gain < 0:  # the step is not even one of descent: it is not known
+        return None
     if gain <= tolerances.ftol:
         return Stop(Status.CONVERGED_COST, gain, tolerances.ftol)
     step = relative_step(undamped, theta)
@@ -143,7 +145,7 @@ def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step:
     moves = not bool(torch.equal(theta + step.p.to(theta), theta))
     if moves and step.predicted_reduction > noise:
         return None
-    if undamped.valid and trusted(lin, theta):
+    if undamped.valid and undamped.predicted_reduction >= 0 and trusted(lin, theta):
         ftol, xtol = AT_ROUNDING[theta.dtype]
         gain = relative_gain(lin, undamped)
         if gain <= ftol:

@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused_before_it_is_computed(solver, shape):
     assert (nfev, lives) == ("0", "True")
     assert f"solver='{solver}' with {shape[0]} residuals and {shape[1]} parameters" in message
     assert "which is 64 MiB" in message
-    assert "solver='cg'" in message
+    assert "backend='scipy'" in message
     needed = int(message.split("--sysmem ")[1].split()[0])
     assert f"up to {needed} MiB" in message
     room = SOLVERS[solver].room(*shape)
@@ -250,34 +250,23 @@ for n in (largest, largest * 4 // 5, largest):  # a later fit finds what the fir
 """
 
 
-qr_room = pytest.mark.xfail(
-    strict=False,
-    reason="QRLinearization.room is too small: with 64 n² Legate finds no place for svd's work in a later fit (two cpus, "
-    "about every second time); with 80 n² it has",
-)
-
-
 @needs_cupynumeric
-@pytest.mark.parametrize("config", [c.replace("64", "8") for c in (ONE_CPU, TWO_CPUS)], ids=["one cpu", "two cpus"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("solver", "kind", "max_iter"),
+    ("cpus", "solver", "kind", "max_iter"),
     [
-        ("cholesky", "exact", 12),
-        ("cholesky", "differences", 12),  # finer derivatives: a third linearisation lives for a while
-        ("dual", "exact", 12),
-        pytest.param("qr", "exact", 12, marks=qr_room),
-        pytest.param("qr", "differences", 12, marks=qr_room),
-        ("cg", "exact", 3),
-        pytest.param(
-            *("cg", "wide", 3),
-            marks=pytest.mark.xfail(
-                reason="CGLinearization.room is too small where J is stored: two of them and a copy of a block"
-            ),
-        ),
+        (1, "cholesky", "exact", 12),
+        (1, "dual", "exact", 12),
+        (1, "qr", "differences", 12),  # finer derivatives: a third linearisation lives for a while
+        (2, "cholesky", "differences", 12),
+        (2, "qr", "exact", 12),
+        (2, "cg", "exact", 3),
+        (2, "cg", "wide", 3),
     ],
 )
-def test_the_largest_fit_that_is_let_through_does_not_end_the_process(solver, kind, max_iter, config):
-    said = python(LARGEST.format(given=(solver, kind, max_iter)), config, timeout=300)
+def test_the_largest_fit_that_is_let_through_does_not_end_the_process(cpus, solver, kind, max_iter):
+    config = f"--cpus {cpus} --gpus 0 --sysmem 8"
+    said = python(LARGEST.format(given=(solver, kind, max_iter)), config, timeout=100)
     assert said == ["True False True"] + ["cupynumeric True True"] * 3
 
 
@@ -299,10 +288,9 @@ def test_a_configuration_without_gpus_on_a_machine_without_one():
 
 @needs_cupynumeric
 @without_a_gpu
-@pytest.mark.xfail(reason="Legate raises a ValueError, which the backend passes on")
 def test_a_gpu_asked_for_on_a_machine_without_one():
     (said,) = python("say(refusal())", "--cpus 1 --gpus 1 --sysmem 64")
-    assert said.startswith("backend='cupynumeric': Legate did not start")
+    assert said.startswith("backend='cupynumeric': Legate did not start: ")
 
 
 @needs_cupynumeric
@@ -368,7 +356,6 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on():
 
 
 @needs_cupynumeric
-@pytest.mark.xfail(reason="nothing looks at the thread: Legate ends the process (signal 6)")
 def test_another_thread_is_refused():
     said = python(
         """
@@ -443,5 +430,4 @@ def test_auto_is_cupynumeric_where_legate_is_configured_and_else_scipy(solver):
     plain, legate = (python(fit, config)[0].split() for config in (None, ONE_CPU))
     assert plain[:3] == ["scipy", solver, "False"]
     assert legate[:3] == ["cupynumeric", solver, "True"]
-    rtol = 1e-4 if solver == "dual" else 1e-7  # dual has fewer digits with more rows than parameters
-    np.testing.assert_allclose(np.array(legate[3:], float), np.array(plain[3:], float), rtol=rtol)
+    np.testing.assert_allclose(np.array(legate[3:], float), np.array(plain[3:], float), rtol=1e-7)

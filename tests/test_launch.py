@@ -40,14 +40,19 @@ def machine(monkeypatch, gpu_bytes=(), free=8 * GIB):
         ("--cpus 1 --cpus 3", (3, None, None, None)),
         ("--utility 2 --omps 1 --ompthreads 4 --zcmem 128", (None, None, None, None)),
         ("--sys 64", (None, None, None, None)),  # not an option of Legate's
-        ("--cpus many --gpus 1", (None, None, None, None)),
-        ("--logdir 'not closed", (None, None, None, None)),
     ],
 )
 def test_parse(text, expected):
     found = Configuration.parse(text)
     assert found.text == text
     assert (found.cpus, found.gpus, found.sysmem, found.fbmem) == expected
+
+
+@pytest.mark.parametrize("text", ["--cpus x", "--sysmem 4000M", "--gpus", "--cpus '1"])
+def test_what_is_no_number_is_refused(text):
+    """Legate would print its options and end the process."""
+    with pytest.raises(BackendUnavailableError, match="LEGATE_CONFIG: got"):
+        Configuration.parse(text)
 
 
 def test_a_configuration_does_not_change():

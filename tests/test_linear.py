@@ -297,6 +297,22 @@ def test_condition_of_cg_is_that_of_the_directions_in_the_residual(excited, back
     assert badly_scaled.condition() == pytest.approx(1 / s[excited - 1], rel=1e-9)
 
 
+@every_backend
+@pytest.mark.parametrize("kind", ["more rows", "rows given twice", "full rank"])
+def test_undamped_of_dual_is_gauss_newton_whatever_j_cannot_take_away(kind, backend, rng):
+    """A residual outside the range of J is ‖r‖/λ in u, and must not show in the step or in what it promises."""
+    if kind == "more rows":
+        J = graded(rng, 30, 4, 1e3)
+    else:
+        J = np.repeat(graded(rng, 5, 12, 1e3), 2 if kind == "rows given twice" else 1, axis=0)
+    r = rng.standard_normal(len(J))
+    step = injected(J, r, "dual", backend).undamped()
+    q = -np.linalg.pinv(J, rcond=1e-10) @ r
+    assert step.valid
+    np.testing.assert_allclose(step.p.numpy(), q, atol=1e-6 * np.linalg.norm(q))
+    assert step.predicted_reduction == pytest.approx(0.5 * np.sum((J @ q) ** 2), rel=1e-9)
+
+
 # ---- what each solver resolves
 
 

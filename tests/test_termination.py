@@ -1,5 +1,7 @@
 """Stop tests: each fires when and only when it should, and none where a fit merely moves slowly."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,21 @@ def test_no_test_counts_on_an_invalid_step():
     lin = simple(1e-9, 0.0, 1.0)
     failed = Step(torch.zeros(2, dtype=torch.float64), 0.0, 0.0, 0.0, valid=False)
     assert check(lin, failed, tensor([1.0, 1.0]), QUIET, Tolerances(1.0, 1.0, 1.0)) is None
+
+
+def test_no_test_counts_on_an_undamped_step_that_would_go_uphill():
+    lin = simple(1e-9, 1e-9, 1.0)
+    theta = tensor([1.0, 1.0])
+    step = replace(undamped(lin), predicted_reduction=-1e-6)
+    assert check(lin, step, theta, QUIET, Tolerances(1e-3, 1e30, 0.0)) is None
+    assert check_stalled(lin, step, theta, replace(step, predicted_reduction=1e-30), 1.0).status < 0
+
+
+def test_no_step_yet_is_no_stop_but_for_the_residual():
+    lin = simple(1e-9, 1e-9, 1.0)
+    limits = Tolerances(1e30, 1e30, 1e30)
+    assert check(lin, None, tensor([1.0, 1.0]), QUIET, limits) is None
+    assert check(lin, None, tensor([1.0, 1.0]), 1.0, limits).status == Status.CONVERGED_RESIDUAL
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -83,8 +83,9 @@ class CuPyNumericBackend:
         needed, has = int(n_bytes / USABLE) // MIB + 1, self._budget // MIB
         option = "--fbmem" if self._gpus else "--sysmem"
         raise BackendUnavailableError(
-            f"backend='cupynumeric': {purpose} takes up to {needed} MiB of Legate's memory, which is {has} MiB; set "
-            f"{option} {needed} in LEGATE_CONFIG before Python starts, or for the legate launcher, or use solver='cg'"
+            f"backend='cupynumeric': {purpose} takes up to {needed} MiB of Legate's memory, which is {has} MiB; "
+            f"set {option} {needed} in LEGATE_CONFIG before Python starts, or for the legate launcher, or use "
+            "backend='scipy'"
         )
 
     def asarray(self, tensor: torch.Tensor) -> Array:

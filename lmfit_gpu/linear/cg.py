@@ -72,8 +72,11 @@ class CGLinearization:
 
     @classmethod
     def room(cls, n_residuals: int, n_params: int) -> int:
-        """Return the bytes of three times the smaller of JᵀJ and J: this, a block of it, that before; and vectors."""
-        return 13 * stored_bytes(n_residuals, n_params) // 4 + 200 * (n_residuals + n_params)
+        """Return five times the bytes of the smaller of JᵀJ and J: this, that before, a copy, fragments; and vectors.
+
+        With 3.25 the third fit in a process has waited for memory for ever (JᵀJ, two CPUs, cuPyNumeric 26.6).
+        """
+        return 5 * stored_bytes(n_residuals, n_params) + 200 * (n_residuals + n_params)
 
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "CGLinearization":
         """Return the same reduction with another D."""

@@ -21,7 +21,7 @@ from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import EPSILON, Step, no_step, reduce_with, secular_step
 from lmfit_gpu.linear.covariance import RANK_ROUNDING, covariance_of_gram
 
-__all__ = ["UNDAMPED_TRIES", "CholeskyLinearization", "condition_from"]
+__all__ = ["CholeskyLinearization", "condition_from"]
 
 UNDAMPED_TRIES = 5
 

@@ -21,11 +21,12 @@ import torch
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import EPSILON, RADIUS_WITHIN, SECULAR_ITERATIONS, Step, no_step, secular_step
-from lmfit_gpu.linear.cholesky import UNDAMPED_TRIES, condition_from
+from lmfit_gpu.linear.cholesky import condition_from
 from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, covariance_of_columns
 
 __all__ = ["DualLinearization"]
 
+CLEAN = 0.01  # of the predicted reduction of the undamped step: what rounding of K may make of it
 COLUMNS_TOGETHER = 4096  # columns of J scaled and squared at a time
 
 
@@ -124,17 +125,19 @@ class DualLinearization:
             self._factors = {damping: self._backend.cholesky(self._k, damping)}
         return self._factors[damping]
 
-    def _solved(self, factor: Any, b: torch.Tensor) -> torch.Tensor:
-        """Return (K + λI)⁻¹ b, shape (m,): the only vectors that go to the backend and back."""
+    def _solved(self, factor: Any, b: torch.Tensor | None = None) -> torch.Tensor:
+        """Return (K + λI)⁻¹ b, shape (m,), b = r by default: the only vectors that go to the backend and back."""
+        b = self._residuals if b is None else b
         solved = self._backend.cholesky_solve(factor, self._backend.asarray(b))
         return self._backend.to_tensor(solved, self.scale.device)
 
     def solve(self, damping: float) -> Step:
         """Return the step for λ = `damping`; a λ below :attr:`least_damping` gives an invalid step."""
         factor = self._factor(damping) if self.finite and damping >= self.least_damping else None
-        if factor is None:
-            return no_step(self.scale, damping)
-        q = -self._transposed(self._solved(factor, self._residuals)) / self.scale
+        return no_step(self.scale, damping) if factor is None else self._step(self._solved(factor), damping)
+
+    def _step(self, u: torch.Tensor, damping: float) -> Step:
+        q = -self._transposed(u) / self.scale
         p, norm = q / self.scale, float(torch.linalg.vector_norm(q))
         ahead = self._along(p)
         gain = -float(ahead @ (self._residuals + 0.5 * ahead))
@@ -150,26 +153,39 @@ class DualLinearization:
         return step
 
     def undamped(self) -> Step:
-        """Return the step for the least λ that J and the solver resolve."""
+        """Return the Gauss-Newton step on the directions that J and the solver resolve.
+
+        It is the one for the least λ, unless a residual that J cannot take away makes u so large that the rounding of
+        K shows (dependent rows); then that of the eigenvectors of K that are not zero to rounding, at 9 m³ flops.
+        """
         return self._undamped
 
     @cached_property
     def _undamped(self) -> Step:
         damping = max(self.least_damping, self._error**2 * self.least_damping / (self._m * EPSILON))
-        step = self.solve(damping)
-        for _ in range(UNDAMPED_TRIES):
-            if step.valid or not self.finite:
-                break
-            damping *= 10
-            step = self.solve(damping)
-        return step
+        if not self.finite:
+            return no_step(self.scale, damping)
+        factor = self._factor(damping)
+        if factor is not None:
+            u = self._solved(factor)
+            step, noise = self._step(u, damping), self.least_damping * float(torch.linalg.vector_norm(u))
+            if step.valid and 0.5 * noise**2 <= CLEAN * step.predicted_reduction:
+                return step
+        return self._step(self._projected(), damping)
+
+    def _projected(self) -> torch.Tensor:
+        """Return K⁺r."""
+        values, vectors = (self._backend.to_tensor(part, self.scale.device) for part in self._backend.eigh(self._k))
+        kept = values > max(self._error**2, self._m * RANK_ROUNDING) * values[-1]
+        along = torch.where(kept, vectors.T @ self._residuals / torch.where(kept, values, torch.ones_like(values)), 0.0)
+        return vectors @ along
 
     def scaled_norm(self, damping: float) -> tuple[float, float]:
         """Return ‖D p(λ)‖ and its derivative by λ, from K alone; infinite and 0 where the factorisation fails."""
         factor = self._factor(damping)
         if factor is None:
             return float("inf"), 0.0
-        u = self._solved(factor, self._residuals)
+        u = self._solved(factor)
         ku = self._gram @ u
         norm = max(float(u @ ku) + self.least_damping * float(u @ u), 0.0) ** 0.5
         return norm, -float(ku @ self._solved(factor, u)) / norm if norm > 0 else 0.0
