@@ -29,14 +29,14 @@ def printed(command, solver, backend):
     return float(loss)
 
 
-@pytest.mark.parametrize("solver", ["qr", "cholesky"])
-def test_cupynumeric_ends_at_the_loss_of_scipy(solver):
+@pytest.mark.parametrize(("launcher", "solver"), [("python", "cholesky"), ("legate", "qr"), ("legate", "cholesky")])
+def test_cupynumeric_ends_at_the_loss_of_scipy(launcher, solver, script):
     require_cupynumeric()
-    loss = printed([sys.executable], solver, "scipy")
+    loss = script.train(script.parser().parse_args(["--backend", "scipy", "--solver", solver]))[1]
     assert 0 < loss < 1e-3 * FLAT
-    launcher = [str(Path(sys.executable).with_name("legate")), "--cpus", "2", "--gpus", "0"]
-    for command in ([sys.executable], launcher):
-        assert printed(command, solver, "cupynumeric") == pytest.approx(loss, rel=1e-6)
+    legate = [str(Path(sys.executable).with_name("legate")), "--cpus", "2", "--gpus", "0"]
+    command = [sys.executable] if launcher == "python" else legate
+    assert printed(command, solver, "cupynumeric") == pytest.approx(loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("solver", ["qr", "cholesky"])
