@@ -1,8 +1,9 @@
 """Damped solves on cuPyNumeric beside SciPy, both in one run: ratios, never seconds.
 
 What is timed is what a fit does at every point: scale JᵀJ, hand it over, factor it with a damping, solve, and bring the
-step back. Each side works with its default threads; run with OpenBLAS' presets unset (see docs/benchmarks.md). The
-floor is the factorisation, n³/3 flops.
+step back. Each side works with its default threads; run with OpenBLAS' presets unset (see docs/benchmarks.md). Medians
+are compared: on two cores a SciPy call is at times half as long as the next. The floor is the factorisation, n³/3
+flops.
 """
 
 import time
@@ -17,7 +18,7 @@ from lmfit_gpu.linear import CholeskyLinearization
 pytestmark = pytest.mark.benchmark
 
 CPU = torch.device("cpu")
-ROUNDS = 9
+ROUNDS = 15
 RATIO = 1.5
 
 
@@ -39,11 +40,10 @@ def test_damped_solves_take_at_most_one_and_a_half_times_scipys_time(n):
             steps.append(lin.with_scale(scale).solve(1e-3 * (turn + 1)).p)
             seconds[name].append(time.perf_counter() - start)
         torch.testing.assert_close(*steps, rtol=1e-8, atol=0)
-    best = {name: min(times) for name, times in seconds.items()}
-    ratio = best["cupynumeric"] / best["scipy"]
-    flops = n**3 / 3 / best["cupynumeric"] / 1e9
+    middle, best = ({name: take(times) for name, times in seconds.items()} for take in (np.median, np.min))
+    ratio = middle["cupynumeric"] / middle["scipy"]
     print(
-        f"\nn = {n}: SciPy {best['scipy']:.3f} s, cuPyNumeric {best['cupynumeric']:.3f} s, ratio {ratio:.2f} (medians "
-        f"{np.median(seconds['cupynumeric']) / np.median(seconds['scipy']):.2f}); {flops:.0f} Gflop/s of n³/3"
+        f"\nn = {n}: SciPy {middle['scipy']:.3f} s, cuPyNumeric {middle['cupynumeric']:.3f} s, ratio {ratio:.2f} (of "
+        f"the shortest times {best['cupynumeric'] / best['scipy']:.2f}); {n**3 / 3e9 / middle['cupynumeric']:.0f} Gflop/s"
     )
     assert ratio <= RATIO
