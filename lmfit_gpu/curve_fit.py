@@ -85,7 +85,9 @@ def curve_fit(
     if not est.result_.success:
         raise RuntimeError(f"Optimal parameters not found: {est.result_.message}. Best point: {est.theta_.tolist()}")
     n = len(est.theta_)
-    return est.theta_, np.full((n, n), np.inf) if est.covariance_ is None else est.covariance_  # inf as in SciPy
+    return est.theta_, np.broadcast_to(
+        np.inf, (n, n)
+    ) if est.covariance_ is None else est.covariance_  # inf as in SciPy
 
 
 def _array(data: Any) -> Any:

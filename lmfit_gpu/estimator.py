@@ -351,16 +351,16 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     def _warn(self, result: Result) -> None:
         if not result.success:
             warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=3)
-        if result.dof <= 0:
-            message = (
-                f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
-                f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif result.covariance is None:
+        if result.covariance is None:
             message = (
                 f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(self.theta_)} "
                 "parameters; standard errors are NaN"
+            )
+            warnings.warn(message, CovarianceWarning, stacklevel=3)
+        elif result.dof <= 0:
+            message = (
+                f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
+                f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
             )
             warnings.warn(message, CovarianceWarning, stacklevel=3)
         elif result.undetermined.any():

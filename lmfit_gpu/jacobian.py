@@ -182,6 +182,7 @@ class Jacobian:
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (r (c,), J (c, n)) block by block, in the order of the rows."""
+        self._count_pass()
         for columns in self.problem.map_blocks(self.columns):
             yield columns[-1], columns[:-1].T
 

@@ -24,7 +24,7 @@ from lmfit_gpu.certificate import newton_gain
 from lmfit_gpu.damping import DampingPolicy, Scale, TrustRegion, updated_scale
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.jacobian import Derivatives, Jacobian
-from lmfit_gpu.linear import Linearization, Step, choose, linearize
+from lmfit_gpu.linear import MANY_PARAMS, MOST_DENSE, Linearization, Step, choose, linearize
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
@@ -238,7 +238,9 @@ class LevenbergMarquardt:
         solver, backend = self._solver(problem), self._backend(problem)
         jacobian = derivatives.at(theta)
         lin = linearize(jacobian, solver, backend)
-        if not lin.finite and derivatives.is_autograd:
+        if (
+            not lin.finite and derivatives.is_autograd and problem.n_params <= MOST_DENSE
+        ):  # a repaired J makes no products
             jacobian = jacobian.repaired()
             lin = linearize(jacobian, solver, backend)
         scale = updated_scale(self.damping.scaling, lin, None if previous is None else previous.scale)
@@ -341,7 +343,7 @@ def _covariance(problem: LeastSquaresProblem, state: State) -> tuple[np.ndarray 
     """Return (JᵀJ)⁻¹, rank and undetermined mask; without a dense matrix None, and full rank taken for granted."""
     n = problem.n_params
     if not state.lin.finite:
-        return np.full((n, n), np.nan) if state.lin.direct else None, 0, np.ones(n, dtype=bool)
+        return np.full((n, n), np.nan) if n <= MANY_PARAMS else None, 0, np.ones(n, dtype=bool)
     found = state.lin.covariance()
     if found is None:
         return None, min(n, problem.n_residuals), np.zeros(n, dtype=bool)

@@ -11,6 +11,8 @@ from lmfit_gpu.linear.dual import DualLinearization
 from lmfit_gpu.linear.qr import QRLinearization
 
 __all__ = [
+    "MANY_PARAMS",
+    "MOST_DENSE",
     "SOLVERS",
     "CGLinearization",
     "CholeskyLinearization",
@@ -30,7 +32,7 @@ SOLVERS: dict[str, Any] = {
 }
 MANY_PARAMS = 1000  # beyond, the singular value decomposition (20 n³ flops) outweighs its accuracy
 MOST_DENSE = 20_000  # side of a square matrix: 3.2 GB, and a factorisation holds three of them
-MOST_JACOBIAN = 2**30  # entries of J that dual keeps: 8 GB
+MOST_JACOBIAN = 2**29  # entries of J that dual keeps: 4 GB, twice while the next point is linearised
 
 
 def choose(solver: str, n_residuals: int, n_params: int) -> str:
@@ -40,7 +42,7 @@ def choose(solver: str, n_residuals: int, n_params: int) -> str:
     ----------
     solver : {"auto", "qr", "cholesky", "dual", "cg"}
         "auto" works in the smaller dimension: qr up to 1,000 parameters; beyond, dual where there are fewer residuals
-        than parameters (and J has at most 2³⁰ entries), else cholesky; cg where a side of 20,000 is exceeded.
+        than parameters (and J has at most 2²⁹ entries), else cholesky; cg where a side of 20,000 is exceeded.
     n_residuals, n_params : int
 
     Raises

@@ -172,11 +172,14 @@ def secular_step(lin: Linearization, radius: float, guess: float) -> Step:
     ed., algorithm 4.3; Moré (1978), section 5, doi:10.1007/BFb0067700).
     """
     least = lin.least_damping
+    force = float(torch.linalg.vector_norm(lin.gradient / lin.scale))
+    if force == 0:  # no λ moves anything
+        return lin.solve(max(least, 1.0))
     norm, slope = lin.scaled_norm(least)
     if norm <= (1 + RADIUS_WITHIN) * radius:
         return lin.solve(least)
     low = max(least, least + (norm - radius) / -slope if slope < 0 else least)
-    high = float(torch.linalg.vector_norm(lin.gradient / lin.scale)) / radius
+    high = force / max(radius, np.finfo(np.float64).tiny)
     damping = guess
     for _ in range(SECULAR_ITERATIONS):
         if not low < damping < high:

@@ -35,6 +35,7 @@ FORCING = 0.1  # most of the residual that may remain in a step within a region
 # Ratio of diagonal entries above which the diagonal preconditions. Below, it would only spread the eigenvalues that
 # are equal to λ (n − m of them in a wide J), each of which then costs an iteration.
 BADLY_SCALED = 100.0
+VISIBLE = 0.3  # of ε^-½: larger condition numbers drown in the rounding of products with JᵀJ
 MOST_INNER = 10_000
 MOST_INNER_WITHIN = 500
 
@@ -171,9 +172,11 @@ class CGLinearization:
     def condition(self) -> float:
         """Return the condition number of J D⁻¹ (of J with unit columns where D is far from their norms).
 
-        On the directions that r excites, by Lanczos: a lower bound.
+        On the directions that r excites, by Lanczos: a lower bound. Infinite where it is near what the rounding of the
+        products lets be seen, ε^-½, or where nothing was seen.
         """
-        return self._undamped[1]
+        found = self._undamped[1]
+        return found if found <= VISIBLE * self._reduction.epsilon**-0.5 else float("inf")
 
     def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:
         """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask; None beyond 1,000 parameters."""

@@ -62,7 +62,8 @@ class Solution:
         Products with B.
     converged, at_radius : bool
     condition : float
-        Of B on the directions that b excites, by the eigenvalues of the Lanczos matrix (a lower bound).
+        Of B on the directions that b excites, by the eigenvalues of the Lanczos matrix (a lower bound); infinite when
+        b is zero and nothing is known.
     """
 
     x: Any
@@ -125,13 +126,14 @@ def conjugate_gradients(product: Callable[[Any], Any], b: Any, backend: Backend,
     point = Point(0 * b, b, b, b @ b)
     (size,) = backend.draw(point.squares)
     if not (0 < size < np.inf):
-        return Solution(point.x, b, 0.0, 0.0, 0.0, 0, size == 0, False, 1.0)
-    n_inner, lanczos = 0, Lanczos()
+        return Solution(point.x, b, 0.0, 0.0, 0.0, 0, size == 0, False, np.inf)
+    n_inner, condition = 0, 1.0
     converged = at_radius = False
     for _ in range(1 + RESTARTS):
         lanczos = Lanczos()
         point, products, ended, at_radius = _run(product, point, backend, limits, (size**0.5, n_inner, lanczos))
         n_inner += products
+        condition = max(condition, lanczos.condition())
         if at_radius or not ended:
             break
         residual = b - product(point.x)
@@ -142,9 +144,7 @@ def conjugate_gradients(product: Callable[[Any], Any], b: Any, backend: Backend,
             converged = True
             break
     xx, along, remaining = backend.draw(point.x @ point.x, b @ point.x, point.residual @ point.x)
-    return Solution(
-        point.x, point.residual, xx**0.5, along, remaining, n_inner, converged, at_radius, lanczos.condition()
-    )
+    return Solution(point.x, point.residual, xx**0.5, along, remaining, n_inner, converged, at_radius, condition)
 
 
 def _limit(limits: Limits, b_norm: float, matrix_norm: float, x_norm: float) -> float:

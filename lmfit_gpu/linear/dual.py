@@ -9,7 +9,8 @@ Aᵀ takes away what rounding leaves in directions of u that it maps to zero, so
 m ε‖K‖‖u‖²; as much is added to it. Where rows of J are dependent (as for m > n) and λ is tiny beside ‖K‖, the step is
 therefore shorter than it might be; it never leaves the region. Like cholesky, dual resolves no λ below m ε ‖K‖.
 
-J is kept: 8 m n bytes on the first device (in the arithmetic of the model). Cost: m² n flops for K, m³/3 per λ.
+J is kept: 8 m n bytes on the first device (4 in float32), twice while the next point is linearised. Cost: m² n flops
+for K, m³/3 per λ.
 """
 
 from functools import cached_property

@@ -116,8 +116,7 @@ def reduce_for_products(jacobian: Jacobian, backend: Backend) -> Reduction:
         norms = squares.diagonal() ** 0.5
         return Reduction(backend, product, squares[:n, n], norms[:n], float(norms[n]), EPSILON, lambda: squares[:n, :n])
     sums = _sums(jacobian)
-    blocks = (columns[:-1].T for columns in problem.map_blocks(jacobian.columns))
-    rows = backend.stacked(blocks, (problem.n_residuals, problem.n_params))
+    rows = backend.stacked((block for _, block in jacobian.blocks()), (problem.n_residuals, problem.n_params))
     return Reduction(backend, StoredRows(rows), *sums, EPSILON, gram)
 
 
