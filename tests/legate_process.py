@@ -43,7 +43,8 @@ def environment(config=None, **changes):
     """Return os.environ with LEGATE_CONFIG as given (None: unset) and changes; a value of None unsets."""
     found = {name: value for name, value in os.environ.items() if name != "LEGATE_CONFIG"}
     path = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    wanted = {"PYTHONPATH": os.pathsep.join(path), "LEGATE_CONFIG": config, **changes}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # legate runs "python"
+    wanted = {"PATH": programs, "PYTHONPATH": os.pathsep.join(path), "LEGATE_CONFIG": config, **changes}
     found.update({name: value for name, value in wanted.items() if value is not None})
     return {name: value for name, value in found.items() if name not in wanted or wanted[name] is not None}
 
