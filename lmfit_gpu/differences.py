@@ -157,7 +157,7 @@ class Differences:
         one_sided = torch.where(torch.isfinite(first), (first - values) / a, (values - second) / -b)
         columns.copy_(torch.where(torch.isfinite(columns), columns, one_sided))
         if problem.bounds is not None:
-            columns[stencil.first[part] == 0] = 0.0  # equal bounds: nothing is known outside, nothing moves inside
+            columns[a[:, 0] == 0] = 0.0  # equal bounds: nothing is known outside, nothing moves inside
 
     def _evaluate(self, problem: LeastSquaresProblem, thetas: torch.Tensor, block: Block) -> torch.Tensor:
         if self.together:

@@ -29,7 +29,7 @@ ONE_SIDED_ROUNDING = 4.0  # (3 + 4 + 1) / 2h over (1 + 1) / 2h
 
 @dataclass(frozen=True)
 class Stencil:
-    """Moves along each parameter, as they are after rounding.
+    """Moves along each parameter, before rounding: points are to be clamped into the box.
 
     Parameters
     ----------
@@ -61,23 +61,18 @@ def place(scheme: str, theta: torch.Tensor, steps: torch.Tensor, bounds: Bounds 
     if scheme == "2-point":
         ahead, behind = torch.minimum(steps, up), -torch.minimum(steps, down)
         forward = (up >= steps) | ((down < steps) & (up >= down))
-        first, second = torch.where(forward, ahead, behind), torch.where(forward, behind, ahead)
-        return Stencil(*(_rounded(move, theta, bounds) for move in (first, second)))
+        return Stencil(torch.where(forward, ahead, behind), torch.where(forward, behind, ahead))
     wide, narrow = torch.maximum(up, down), torch.minimum(up, down)
     side = torch.where(up >= down, 1.0, -1.0).to(theta)
     short = torch.minimum(steps, wide / 2)
     one_sided = ONE_SIDED_ROUNDING * narrow < short
-    central = torch.minimum(steps, narrow)
-    first = _rounded(torch.where(one_sided, side * short, central), theta, bounds)
-    second = _rounded(torch.where(one_sided, 2 * first, -central), theta, bounds)
-    merged = one_sided & ((first == 0) | (first == second))  # too narrow for two points: f(θ) is the other one
-    first = torch.where(merged, _rounded(side * torch.minimum(steps, wide), theta, bounds), first)
-    second = torch.where(merged, torch.zeros_like(second), second)
-    return Stencil(first, second, one_sided & ~merged)
-
-
-def _rounded(moves: torch.Tensor, theta: torch.Tensor, bounds: Bounds) -> torch.Tensor:
-    return inside(theta + moves, bounds) - theta
+    half, whole = (inside(theta + factor * side * short, bounds) for factor in (1, 2))
+    merged = one_sided & ((half == theta) | (half == whole))  # too narrow for two points: f(θ) is the other one
+    one_sided = one_sided & ~merged
+    central = torch.where(merged, side * torch.minimum(steps, wide), torch.minimum(steps, narrow))
+    first = torch.where(one_sided, side * short, central)
+    second = torch.where(one_sided, 2 * first, torch.where(merged, torch.zeros_like(first), -central))
+    return Stencil(first, second, one_sided)
 
 
 def three_point(
