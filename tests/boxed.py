@@ -3,14 +3,18 @@
 import numpy as np
 import torch
 from oracles import numpy_model, torch_model
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 
 def plain(values):
     """Return what functorch (vmap, jvp) wraps, as a real array."""
+    if not isinstance(values, torch.Tensor):
+        return np.real(np.asarray(values))
     wraps = torch._C._functorch
-    while isinstance(values, torch.Tensor) and wraps.is_functorch_wrapped_tensor(values):
+    while wraps.is_functorch_wrapped_tensor(values):
         values = wraps.get_unwrapped(values)
-    return np.real(values.detach().numpy() if isinstance(values, torch.Tensor) else np.asarray(values))
+    with temporarily_clear_interpreter_stack():
+        return np.real(values.detach().numpy())
 
 
 class Watched:

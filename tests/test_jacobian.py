@@ -478,7 +478,7 @@ def test_acceleration_in_a_box_needs_a_kept_jacobian(kept):
 @pytest.mark.parametrize("linearised", [True, False])
 @pytest.mark.parametrize(("library", "jac"), [(torch, "auto"), (torch, "3-point"), (np, "3-point"), (np, "cs")])
 def test_curvature_on_a_bound_stays_inside(library, jac, linearised, options, kept):
-    """Asked for all the same (accelerate=True), it goes from θ towards θ + p alone; the truncation is of first order."""
+    """Asked for all the same (accelerate=True), it goes from θ towards θ + p alone; truncation is of first order."""
     v = np.array([0.01, -0.01])
     watched, jacobian = boxed_jacobian(library, [1.3, -5.0], [5.0, 0.7], jac, **options)
     if linearised:
