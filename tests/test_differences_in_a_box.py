@@ -221,6 +221,20 @@ def test_a_square_root_at_zero_on_its_bound(scheme):
     assert (J > 0).all()
 
 
+@pytest.mark.parametrize("scheme", ["2-point", "3-point"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_rounding_does_not_carry_a_point_over_its_bound(scheme, library):
+    """−0.3 + (0.1 − (−0.3)) is 0.10000000000000003."""
+    assert -0.3 + (0.1 - -0.3) > 0.1
+    watched = Watched(lambda library: lambda x, a, b: a * x + b, library, [-0.3, 0.0], [0.1, 1.0])
+    theta = [-0.3, 0.5]
+    problem = problem_of(watched.model, X1, Y, theta, bounds=watched.bounds)
+    columns = torch.empty(2, N, dtype=torch.float64)
+    Differences(scheme, tensor([1.0, 1.0]), together=library is torch)(problem, tensor(theta), problem.probe(), columns)
+    assert watched.outside == []
+    np.testing.assert_allclose(columns.T, np.stack([X1, np.ones(N)], 1), rtol=1e-14)
+
+
 # --- the search for a visible step ------------------------------------------------------------------------
 
 
@@ -243,6 +257,14 @@ def test_a_model_that_rounds_gets_a_longer_step_inside_its_box(scheme, down, up)
     assert watched.outside == []
     offered = 0.01 if up + down > 1e-5 else 2 * 6e-8 / 5e-6
     assert relative_column_error(J, decay_jacobian(*THETA)) < offered * (4 if scheme == "3-point" else 1)
+
+
+def test_curvature_in_a_narrow_box_is_not_taken_for_rounding():
+    """exp(b / 1e-7) turns within 11 steps, all the room there is: ten steps and a hundred must not be one point."""
+    start, upper = 0.7, 0.7 + 1.1e-7
+    watched = Watched(lambda library: lambda x, a, b: a * x * library.exp((b - 0.7) / 1e-7), np, [0, start], [5, upper])
+    J = everything(watched, [1.3, start], "2-point")
+    assert relative_column_error(J[:, 1:], (1.3e7 * X1)[:, None]) < 0.1  # 5 % of truncation in one step, 70 % in 11
 
 
 @pytest.mark.parametrize("scheme", ["2-point", "3-point"])
