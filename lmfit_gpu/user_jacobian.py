@@ -57,7 +57,7 @@ class UserJacobian:
         columns, expected = theta.new_empty(theta.numel(), n_values), theta.new_empty(theta.numel(), n_values)
         values = self(problem, theta, probe, columns)
         differences(problem, theta, probe, expected)
-        rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.steps.to(theta)
+        rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.resolution.to(theta)
         size = torch.linalg.vector_norm(expected, dim=1)
         off = torch.linalg.vector_norm(columns - expected, dim=1)
         wrong = off > JACOBIAN_RTOL * size + rounding * n_values**0.5
