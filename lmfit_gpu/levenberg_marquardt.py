@@ -148,10 +148,9 @@ class LevenbergMarquardt:
         theta = problem.moved(state.theta, step.p)
         try:
             correction = accelerated(state.lin, state.jacobian, step) if corrects else None
-            if correction is not None:
-                theta = state.theta + correction.to(state.theta)
-                if not torch.equal(theta, problem.inside(theta)):  # bounds were not asked about the correction
-                    theta, correction = problem.moved(state.theta, step.p), None
+            if correction is not None and problem.leads_outside(state.theta, correction):
+                correction = None
+            theta = theta if correction is None else problem.moved(state.theta, correction)
             trial = problem.cost(theta)
         except CALL_ERRORS as error:  # the model refuses a trial point: not finite there
             trial = float("nan")

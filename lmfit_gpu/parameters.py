@@ -116,6 +116,9 @@ def _from_names(
         signature = _signature_names(function)
         named = bool(set(given) & set(signature))
         new = _new_names(signature, ties) if named else ()
+        unknown = set(given).difference(signature, ties, new) if named else ()
+        if unknown:
+            raise ValueError(f"p0: no parameter {', '.join(map(repr, sorted(unknown)))}; there are {signature + new}")
         of_model, order = call_signature(function, len(set(given).union(ties).difference(new)) if named else len(given))
     names = (of_model or given) + _new_names(of_model or given, ties)
     wanted = {name for name in names if name not in ties}

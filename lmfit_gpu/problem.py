@@ -119,6 +119,13 @@ class LeastSquaresProblem:
         """Return theta, shape (..., n_params), clamped into the box; itself without bounds."""
         return inside(theta, self.bounds)
 
+    def leads_outside(self, theta: torch.Tensor, p: torch.Tensor) -> bool:
+        """Return whether theta + p is beyond a bound, not by rounding."""
+        if self.bounds is None:
+            return False
+        lower, upper = self.bounds
+        return bool(((p < (lower - theta).double()) | (p > (upper - theta).double())).any())
+
     def moved(self, theta: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """Return theta + p, exactly on a bound where p reaches it: θ + (u − θ) may round to something else."""
         if self.bounds is None:
