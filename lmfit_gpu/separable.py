@@ -51,7 +51,8 @@ def linear_parameters(residuals: Residuals, points: torch.Tensor) -> list[int]:
         further = residuals(_exchanged(base, third, [j])) - at_base
         ratio = (third[:, j] - base[:, j]) / (second[:, j] - base[:, j])
         expected = ratio[:, None] * changed[j]
-        alone = _same(further, expected, at_base, further.abs() + expected.abs())
+        rounding = (1 + ratio.abs()) * torch.linalg.vector_norm(at_base, dim=1)
+        alone = _same(further, expected, rounding, further.abs() + expected.abs())
         if alone and all(_additive(residuals, (base, second), (i, j), changed, at_base) for i in found):
             found.append(j)
     return found
@@ -66,15 +67,16 @@ def _additive(
 ) -> bool:
     both = residuals(_exchanged(*ends, list(pair))) - at_base
     expected = changed[pair[0]] + changed[pair[1]]
-    return _same(both, expected, at_base, both.abs() + changed[pair[0]].abs() + changed[pair[1]].abs())
+    size = both.abs() + changed[pair[0]].abs() + changed[pair[1]].abs()
+    return _same(both, expected, torch.linalg.vector_norm(at_base, dim=1), size)
 
 
-def _same(found: torch.Tensor, expected: torch.Tensor, at_base: torch.Tensor, size: torch.Tensor) -> bool:
+def _same(found: torch.Tensor, expected: torch.Tensor, values: torch.Tensor, size: torch.Tensor) -> bool:
     """Return whether every triple whose numbers are finite has the same vectors, and one of them at least changes."""
     finite = torch.isfinite(found + expected).all(1)
     off = torch.linalg.vector_norm(found - expected, dim=1)[finite]
     change = torch.linalg.vector_norm(size, dim=1)[finite]
-    rounding = ROUNDING * torch.linalg.vector_norm(at_base, dim=1)[finite]
+    rounding = ROUNDING * values[finite]
     return bool((off <= AFFINE_RTOL * change + rounding).all()) and bool((change > 1e3 * rounding).any())
 
 

@@ -5,10 +5,13 @@ r"""p0="auto": a seeded search for a start, where the one at hand leads to a poo
     given start ──────────────────────────────────────────── fitted to the end ──┐
     bounds, scales of the data ── 1,024 or more candidates                       │ the start whose
            └─ linear parameters solved for, costs on some rows as one batch      ├ fit ends lowest
-                └─ the 12 best that are not near a better one: a few iterations  │
-                     └─ the 3 best: fitted to the end, on all rows ──────────────┘
+              │ └─ the 12 best that are not near a better one: a few iterations  │
+              │       └─ the 3 best: fitted to the end, on all rows ─────────────┘
+              └─ twice: the 4 best, with two parameters drawn anew
 
-(Guesses: :mod:`lmfit_gpu.guesses`; linear parameters: :mod:`lmfit_gpu.separable`.) The given start is among those that
+(Guesses: :mod:`lmfit_gpu.guesses`; linear parameters: :mod:`lmfit_gpu.separable`.) With more than two parameters that
+are not linear, the best ends are drawn from again: what is right of them (one of two peaks, one of two frequencies) is
+kept, and two coordinates are new. The given start is among those that
 are fitted to the end, and wins ties, so the fit from the start found is never worse than the fit from the given one.
 The same seed gives the same start, to the bit.
 
@@ -18,7 +21,7 @@ doi:10.1007/BF02592070): the chance falls geometrically with the number of param
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -39,7 +42,7 @@ __all__ = ["Search", "find_start", "seed_of"]
 
 CANDIDATES = 1024
 EASY_DIMENSIONS = 2  # each parameter more that is not linear doubles the candidates
-MOST_CANDIDATES = 8192
+MOST_CANDIDATES = 4096
 LEAST_CANDIDATES = 16
 MOST_VALUES = 2**25  # residuals evaluated for all candidates together: a second, or a few
 MOST_NUMBERS = 2**24  # candidates times parameters: 128 MB
@@ -48,7 +51,12 @@ PROBE_POINTS = 48  # candidates by which linear parameters are found, in threes
 RANKED = 64  # candidates whose cost is taken once more, as the fit takes it (losses, weights)
 POLISHED = 12
 POLISH_ITERATIONS = 15
+FURTHER_ROUNDS = 2
+PARENTS = 4  # ends that a further round draws from
+REDRAWN = 2  # of their coordinates
+AGREEING = 3
 FINALISTS = 3
+SAME_END = 1e-7  # relative difference of the costs of two ends that are one minimum
 NEAR = 0.02  # two candidates with no more than this share of all between them, in every parameter
 TIE = 1e-9  # relative fall of the cost below which the given start is kept
 
@@ -123,7 +131,7 @@ def find_start(
     seed : int
         See :func:`seed_of`.
     n_candidates : int or "auto"
-        "auto": 1,024, doubled for every parameter beyond two that is not linear, to 8,192 at most; fewer where rows
+        "auto": 1,024, doubled for every parameter beyond two that is not linear, to 4,096 at most; fewer where rows
         or parameters are so many that this takes more than seconds.
 
     Returns
@@ -177,22 +185,51 @@ def _find(
         if from_given.status == Status.CONVERGED_RESIDUAL:  # exact: there is nothing lower
             return given, Search(0, 0, 0, "none", (), (), given_cost, math.inf)
     some = _thinned(problem, options[0])
-    points, costs, linear, how = _candidates(some, given, *options)
-    polished = _polished(some, points, costs, engine)
-    theta, found_cost = given, math.inf
-    for start, _ in polished[:FINALISTS]:
+    field = _Field.of(some, given, *options)
+    rounds = [field.fresh()]
+    ends = _polished(field, rounds[0], engine)
+    for k in range(1, 1 + (FURTHER_ROUNDS if len(field.guessed) > EASY_DIMENSIONS else 0)):
+        if _agree(ends):
+            break
+        rounds.append(field.redrawn([theta for theta, _ in ends[:PARENTS]], k))
+        ends = sorted([*ends, *_polished(field, rounds[-1], engine)], key=lambda end: end[1])
+    theta, found = given, None
+    for start in _finalists(ends):
         result = _minimized(problem, start, engine)
-        if result is not None and result.cost < found_cost:
-            theta, found_cost = start, result.cost
+        if result is not None and (found is None or result.cost < found.cost):
+            theta, found = start, result
             best[:] = [min([*best, result], key=lambda one: one.cost)]
-    names = tuple(problem.names[j] for j in linear)
-    ends = tuple(cost for _, cost in polished)
-    finite = int(torch.isfinite(costs).sum())
-    search = Search(len(points), finite, some.rows.n_samples, how, names, ends, given_cost, found_cost)
-    if from_given is None and math.isinf(found_cost):
+        if found is not None and found.status == Status.CONVERGED_RESIDUAL:
+            break
+    if from_given is None and found is None:
         assert refused is not None
         raise refused
+    search = Search(
+        sum(len(costs) for _, costs in rounds),
+        sum(int(torch.isfinite(costs).sum()) for _, costs in rounds),
+        some.rows.n_samples,
+        field.residuals.how,
+        tuple(problem.names[j] for j in field.linear),
+        tuple(cost for _, cost in ends),
+        given_cost,
+        math.inf if found is None else found.cost,
+    )
     return (given if search.from_given else theta), search
+
+
+def _agree(ends: Sequence[tuple[torch.Tensor, float]]) -> bool:
+    """Return whether the three best ends, from starts apart, are one minimum: further rounds would find it again."""
+    costs = [cost for _, cost in ends[:AGREEING]]
+    return len(costs) == AGREEING and costs[-1] - costs[0] <= SAME_END * costs[0]
+
+
+def _finalists(ends: Sequence[tuple[torch.Tensor, float]]) -> list[torch.Tensor]:
+    """Return the best ends, one of each cost: equal costs are the same minimum, or its mirror image."""
+    chosen: list[tuple[torch.Tensor, float]] = []
+    for theta, cost in ends:
+        if all(abs(cost - other) > SAME_END * other for _, other in chosen):
+            chosen.append((theta, cost))
+    return [theta for theta, _ in chosen[:FINALISTS]]
 
 
 def _minimized(problem: LeastSquaresProblem, theta: torch.Tensor, engine: LevenbergMarquardt) -> Result | None:
@@ -215,19 +252,20 @@ def _thinned(problem: LeastSquaresProblem, seed: int) -> LeastSquaresProblem:
         return problem
     edges = np.linspace(0, n, SEARCH_ROWS + 1)
     drawn = edges[:-1] + np.random.default_rng(seed).random(SEARCH_ROWS) * np.diff(edges)
-    extremes = [_extreme_rows(part) for part in (problem.rows.X, problem.rows.y) if part is not None]
-    chosen = torch.tensor(sorted({*np.minimum(drawn.astype(int), n - 1).tolist(), *sum(extremes, [])}))
+    chosen: set[int] = set(np.minimum(drawn.astype(int), n - 1).tolist())
+    for part in (problem.rows.X, problem.rows.y):
+        chosen |= set() if part is None else _extreme_rows(part)
     some = copy.copy(problem)
     some.__dict__.pop("target_norm", None)  # cached for all rows
-    some.rows = _only(problem.rows, chosen)
+    some.rows = _only(problem.rows, torch.tensor(sorted(chosen)))
     some.n_residuals = problem.per_row * len(chosen)
     some._pools = []
     return some
 
 
-def _extreme_rows(part: torch.Tensor) -> list[int]:
+def _extreme_rows(part: torch.Tensor) -> set[int]:
     columns = part.reshape(part.shape[0], -1)[:, :4].double()
-    return [*columns.argmin(0).tolist(), *columns.argmax(0).tolist()]
+    return {*columns.argmin(0).tolist(), *columns.argmax(0).tolist()}
 
 
 def _only(rows: Any, chosen: torch.Tensor) -> Any:
@@ -242,37 +280,85 @@ def _only(rows: Any, chosen: torch.Tensor) -> Any:
     return replace(rows, **cut)
 
 
-def _candidates(
-    problem: LeastSquaresProblem, given: torch.Tensor, seed: int, n_candidates: int | str
-) -> tuple[torch.Tensor, torch.Tensor, list[int], str]:
-    """Return candidates with their costs, the linear parameters, and how they were evaluated."""
-    n = problem.n_params
-    bounds = _bounds(problem)
-    arrays = None if getattr(problem, "bounds", None) is None else tuple(bound.cpu().numpy() for bound in bounds)
-    y = problem.rows.y
-    scales = Scales.of(problem.rows.X, y)
-    start = given.detach().double().cpu().numpy()
-    block = problem.probe(problem.rows.n_samples)
-    probes = _drawn(start, arrays, scales, PROBE_POINTS, seed)
-    residuals = ManyPoints.choose(problem, block, torch.cat([given.detach().double().cpu()[None], probes]))
-    linear = linear_parameters(residuals, probes.to(problem.device))
-    linear = [j for j in linear if bool(bounds[0][j] < bounds[1][j])]
-    if n_candidates == "auto":
-        number = min(MOST_CANDIDATES, CANDIDATES * 2 ** max(0, min(n - len(linear), 20) - EASY_DIMENSIONS))
-        affordable = min(MOST_VALUES // (problem.n_residuals * (1 + len(linear))), MOST_NUMBERS // n)
-        while number > max(affordable, LEAST_CANDIDATES):
-            number //= 2
-    else:
-        number = int(n_candidates)
-    points = _drawn(start, arrays, scales, number, seed).to(problem.device)
-    points[0] = given.double()
-    batch = max(1, MOST_NUMBERS // (problem.n_residuals * (1 + len(linear))))
-    solved = [projected(residuals, part, linear, bounds) for part in points.split(batch)]
-    return torch.cat([part for part, _ in solved]), torch.cat([part for _, part in solved]), linear, residuals.how
+@dataclass(frozen=True)
+class _Field:
+    """Where candidates come from, and what they cost.
+
+    Parameters
+    ----------
+    problem : LeastSquaresProblem
+        On the rows of the search.
+    residuals : ManyPoints
+    linear, guessed : list of int
+        Parameters that are solved for, and the others.
+    bounds : (lower, upper), each Tensor (n_params,)
+    draw : callable (n_points, seed) -> Tensor (n_points, n_params)
+    number, seed : int
+    given : Tensor, shape (n_params,), float64
+    """
+
+    problem: LeastSquaresProblem
+    residuals: ManyPoints
+    linear: list[int]
+    guessed: list[int]
+    bounds: tuple[torch.Tensor, torch.Tensor]
+    draw: Callable[[int, int], torch.Tensor]
+    number: int
+    seed: int
+    given: torch.Tensor
+
+    @classmethod
+    def of(cls, problem: LeastSquaresProblem, given: torch.Tensor, seed: int, n_candidates: int | str) -> "_Field":
+        """Read scales from the data, and find the linear parameters."""
+        n, device = problem.n_params, problem.device
+        given = given.detach().double()
+        bounds = _bounds(problem)
+        scales = Scales.of(problem.rows.X, problem.rows.y)
+        limits = bounds[0].cpu().numpy(), bounds[1].cpu().numpy()
+
+        def drawn(n_points: int, seed: int) -> torch.Tensor:
+            return torch.from_numpy(draw(given.cpu().numpy(), limits, scales, n_points, seed)).to(device)
+
+        probes = drawn(PROBE_POINTS, seed)
+        block = problem.probe(problem.rows.n_samples)
+        residuals = ManyPoints.choose(problem, block, torch.cat([given[None], probes]))
+        linear = [j for j in linear_parameters(residuals, probes) if bool(bounds[0][j] < bounds[1][j])]
+        guessed = [j for j in range(n) if j not in set(linear)]
+        number = _affordable(problem, len(linear)) if n_candidates == "auto" else int(n_candidates)
+        return cls(problem, residuals, linear, guessed, bounds, drawn, number, seed, given)
+
+    def fresh(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return candidates drawn from the scales, the given start among them, and their costs."""
+        points = self.draw(self.number, self.seed)
+        points[0] = self.given
+        return self._solved(points)
+
+    def redrawn(self, parents: Sequence[torch.Tensor], k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return candidates with two coordinates of a parent drawn anew, and their costs."""
+        if not parents:
+            return self.fresh()
+        fresh = self.draw(self.number, self.seed + k)
+        points = torch.stack(list(parents)).double()[torch.arange(self.number, device=fresh.device) % len(parents)]
+        order = np.random.default_rng(self.seed + k).random((self.number, len(self.guessed))).argsort(axis=1)
+        rows = torch.arange(self.number)[:, None]
+        columns = torch.tensor(self.guessed)[torch.from_numpy(order[:, :REDRAWN])]
+        points[rows, columns] = fresh[rows, columns]
+        return self._solved(points)
+
+    def _solved(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = max(1, MOST_NUMBERS // (self.problem.n_residuals * (1 + len(self.linear))))
+        parts = [projected(self.residuals, part, self.linear, self.bounds) for part in points.split(batch)]
+        return torch.cat([part for part, _ in parts]), torch.cat([part for _, part in parts])
 
 
-def _drawn(start: np.ndarray, bounds: Any, scales: Scales, n_points: int, seed: int) -> torch.Tensor:
-    return torch.from_numpy(draw(start, bounds, scales, n_points, seed))
+def _affordable(problem: LeastSquaresProblem, n_linear: int) -> int:
+    """Return how many candidates to draw, a power of two."""
+    harder = min(max(0, problem.n_params - n_linear - EASY_DIMENSIONS), 20)
+    number = min(MOST_CANDIDATES, CANDIDATES * 2**harder)
+    limit = min(MOST_VALUES // (problem.n_residuals * (1 + n_linear)), MOST_NUMBERS // problem.n_params)
+    while number > max(limit, LEAST_CANDIDATES):
+        number //= 2
+    return number
 
 
 def _bounds(problem: LeastSquaresProblem) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,12 +371,14 @@ def _bounds(problem: LeastSquaresProblem) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _polished(
-    problem: LeastSquaresProblem, points: torch.Tensor, costs: torch.Tensor, engine: LevenbergMarquardt
+    field: _Field, candidates: tuple[torch.Tensor, torch.Tensor], engine: LevenbergMarquardt
 ) -> list[tuple[torch.Tensor, float]]:
     """Return the ends of a few iterations from the best candidates, best first, with their costs on these rows."""
+    points, costs = candidates
+    problem = field.problem
     order = [int(i) for i in costs.argsort(stable=True) if bool(torch.isfinite(costs[i]))]
     ranks = points.argsort(dim=0, stable=True).argsort(dim=0, stable=True).double() / len(points)
-    chosen = _spread(ranks, order)[:RANKED]
+    chosen = _spread(ranks, order)
     starts = [points[i].to(device=problem.device, dtype=problem.dtype) for i in chosen]
     ranked = sorted(((_cost(problem, start), k) for k, start in enumerate(starts)), key=lambda pair: pair[0])
     short = replace(engine, max_iter=min(POLISH_ITERATIONS, engine.max_iter))
