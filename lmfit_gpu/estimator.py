@@ -23,6 +23,7 @@ from lmfit_gpu.preparation import Setup, is_module, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Result, scaled_covariance
 from lmfit_gpu.rows import as_tensor, chunk_slices
+from lmfit_gpu.starts import find_start, seed_of
 from lmfit_gpu.termination import Tolerances
 
 __all__ = ["LMRegressor"]
@@ -54,8 +55,9 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         With a model: ``residual(prediction, target)``. Alone: ``residual(theta, X, y)`` → vector of any length.
     predict_fn : callable, optional
         ``predict_fn(theta, X)`` for a residual callable without a model.
-    p0 : sequence, dict, or callable (x, y) -> sequence or dict, optional
+    p0 : sequence, dict, "auto", or callable (x, y) -> sequence or dict, optional
         Start values. Default: a module's own parameters; 1 for each parameter of a function, with a warning.
+        "auto": a search that begins there (:mod:`lmfit_gpu.starts`).
     x_format : {"auto", "columns", "1d"}
         What a function gets: with "auto" 1-D ``x`` for one column, else (n, k); always (n, k); always 1-D.
     jac : {"auto", "autograd", "differences", "2-point", "3-point", "cs"} or callable
@@ -79,7 +81,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     max_iter : int
         Most trials.
     random_state : int, RandomState or None
-        Seeds a module factory.
+        Seeds a module factory, and the search of p0="auto" (there None is 0).
     callback : callable, optional
         ``callback(record)`` after every trial; a true return value stops the fit.
 
@@ -199,7 +201,12 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 "not their sum or mean (squares are taken here)"
             )
         try:
+            used = {}
+            if isinstance(self.p0, str):  # "auto"
+                theta, search = find_start(problem, theta, engine, seed=seed_of(self.random_state))
+                used = {"start": str(search)}
             result = engine.minimize(problem, theta, callback=self.callback)
+            result = replace(result, used=result.used | used)
         except BaseException as interrupt:
             if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model: the best point is kept
                 self._keep(setup, interrupt.result)

@@ -20,8 +20,8 @@ def resolve_start(
 
     Parameters
     ----------
-    p0 : sequence, dict of name to value, callable (x, y) -> either, or None
-        None is 1 for every parameter, with a :class:`FitWarning`.
+    p0 : sequence, dict of name to value, callable (x, y) -> either, "auto", or None
+        None is 1 for every parameter, with a :class:`FitWarning`; "auto" without one: a search follows.
     function : callable
         f(x, *params) or f(X, theta); with order "residual" residual(theta, X, y).
     data : (x, y)
@@ -46,10 +46,10 @@ def resolve_start(
     start = p0(*data) if callable(p0) else p0
     if isinstance(start, numbers.Real):
         start = [start]
-    if isinstance(start, str):
-        raise ValueError(f"p0: got {start!r}; a sequence, a dict, a callable (x, y) or None is expected")
-    if start is None:
-        return _ones(function, order)
+    if isinstance(start, str) and start != "auto":
+        raise ValueError(f"p0: got {start!r}; a sequence, a dict, a callable (x, y), 'auto' or None is expected")
+    if start is None or isinstance(start, str):
+        return _ones(function, order, searched=start is not None)
     if isinstance(start, Mapping):
         return _from_names(start, function, order)
     theta = _finite_vector(start)
@@ -59,13 +59,14 @@ def resolve_start(
     return theta, names or _numbered(len(theta)), found
 
 
-def _ones(function: Callable[..., Any], order: str | None) -> tuple[np.ndarray, tuple[str, ...], str]:
+def _ones(function: Callable[..., Any], order: str | None, searched: bool) -> tuple[np.ndarray, tuple[str, ...], str]:
     if order is not None:
         raise ValueError("p0: a residual callable takes all parameters as one vector; give p0 to tell how many")
     names, order = call_signature(function, None)
     assert names is not None  # call_signature(f, None) raises when the signature names none
-    message = f"p0: no start values given, 1 is used for {', '.join(names)}; a good start decides what a fit finds"
-    warnings.warn(message, FitWarning, stacklevel=4)
+    if not searched:
+        message = f"p0: no start values given, 1 is used for {', '.join(names)}; a good start decides what a fit finds"
+        warnings.warn(message, FitWarning, stacklevel=4)
     return np.ones(len(names)), names, order
 
 

@@ -122,7 +122,7 @@ def _module(options: Any, X: Any, y: Any) -> tuple[Model, torch.Tensor, tuple[to
         raise ValueError("model: the module has no parameter to fit (requires_grad is False for all)")
     devices = resolve_devices(options.devices, own.device)
     model = ModuleModel(module.to(device=devices[0], dtype=arithmetic(options.dtype, own.dtype)))
-    if options.p0 is not None:
+    if options.p0 is not None and not (isinstance(options.p0, str) and options.p0 == "auto"):
         model.load(_module_start(options.p0, model, (X, y)).to(model.theta))
     return model, model.theta, devices
 
