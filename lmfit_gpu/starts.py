@@ -7,11 +7,11 @@ r"""p0="auto": a seeded search for a start, where the one at hand leads to a poo
            └─ linear parameters solved for, costs on some rows as one batch      ├ fit ends lowest
               │ └─ the 12 best that are not near a better one: a few iterations  │
               │       └─ the 3 best: fitted to the end, on all rows ─────────────┘
-              └─ twice: the 4 best, with two parameters drawn anew
+              └─ twice: the 4 best ends, with one or two parameters drawn anew
 
-(Guesses: :mod:`lmfit_gpu.guesses`; linear parameters: :mod:`lmfit_gpu.separable`.) With more than two parameters that
-are not linear, the best ends are drawn from again: what is right of them (one of two peaks, one of two frequencies) is
-kept, and two coordinates are new. The given start is among those that
+(Guesses: :mod:`lmfit_gpu.guesses`; linear parameters: :mod:`lmfit_gpu.separable`.) With more than one parameter that
+is not linear the best ends are drawn from again, unless three of them agree: what is right of them (one of two peaks,
+one of two frequencies) is kept, and two coordinates are new. The given start is among those that
 are fitted to the end, and wins ties, so the fit from the start found is never worse than the fit from the given one.
 The same seed gives the same start, to the bit.
 
@@ -53,7 +53,7 @@ POLISHED = 12
 POLISH_ITERATIONS = 15
 FURTHER_ROUNDS = 2
 PARENTS = 4  # ends that a further round draws from
-REDRAWN = 2  # of their coordinates
+REDRAWN = 2  # of their coordinates, but not all
 AGREEING = 3
 FINALISTS = 3
 SAME_END = 1e-7  # relative difference of the costs of two ends that are one minimum
@@ -188,7 +188,7 @@ def _find(
     field = _Field.of(some, given, *options)
     rounds = [field.fresh()]
     ends = _polished(field, rounds[0], engine)
-    for k in range(1, 1 + (FURTHER_ROUNDS if len(field.guessed) > EASY_DIMENSIONS else 0)):
+    for k in range(1, 1 + (FURTHER_ROUNDS if len(field.guessed) > 1 else 0)):
         if _agree(ends):
             break
         rounds.append(field.redrawn([theta for theta, _ in ends[:PARENTS]], k))
@@ -334,14 +334,14 @@ class _Field:
         return self._solved(points)
 
     def redrawn(self, parents: Sequence[torch.Tensor], k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return candidates with two coordinates of a parent drawn anew, and their costs."""
+        """Return candidates with one or two coordinates of a parent drawn anew, and their costs."""
         if not parents:
             return self.fresh()
         fresh = self.draw(self.number, self.seed + k)
         points = torch.stack(list(parents)).double()[torch.arange(self.number, device=fresh.device) % len(parents)]
         order = np.random.default_rng(self.seed + k).random((self.number, len(self.guessed))).argsort(axis=1)
         rows = torch.arange(self.number)[:, None]
-        columns = torch.tensor(self.guessed)[torch.from_numpy(order[:, :REDRAWN])]
+        columns = torch.tensor(self.guessed)[torch.from_numpy(order[:, : min(REDRAWN, len(self.guessed) - 1)])]
         points[rows, columns] = fresh[rows, columns]
         return self._solved(points)
 
