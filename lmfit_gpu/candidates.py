@@ -80,12 +80,12 @@ class ManyPoints:
         return torch.cat([self._batch(part) for part in points.split(per_batch)])
 
     def _batch(self, points: torch.Tensor) -> torch.Tensor:
-        if self.how == "one by one":
-            return torch.stack([self._single(point) for point in points])
-        try:
-            return self.evaluated(points)
-        except CALL_ERRORS:
-            return torch.stack([self._single(point) for point in points])
+        if self.how != "one by one":
+            try:
+                return self.evaluated(points)
+            except CALL_ERRORS:
+                return replace(self, how="one by one")._batch(points)
+        return torch.stack([self._single(point) for point in points])
 
     def _single(self, point: torch.Tensor) -> torch.Tensor:
         try:

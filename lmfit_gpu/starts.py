@@ -94,7 +94,7 @@ class Search:
     @property
     def from_given(self) -> bool:
         """Whether the given start was kept."""
-        return not self.found_cost < self.given_cost - TIE * abs(self.given_cost)
+        return not self.found_cost < self.given_cost * (1 - TIE)
 
     def __str__(self) -> str:
         solved = f", {len(self.linear)} linear parameters solved for" if self.linear else ""
@@ -387,6 +387,7 @@ def _polished(
         result = _minimized(problem, starts[k], short) if math.isfinite(cost) else None
         if result is not None:
             ends.append((torch.from_numpy(result.theta).to(starts[k]), result.cost))
+    problem.close()  # threads of the costs
     return sorted(ends, key=lambda end: end[1])
 
 
