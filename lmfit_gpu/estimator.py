@@ -16,6 +16,7 @@ from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.losses import resolve_loss
+from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.preparation import Data, Setup, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
@@ -24,8 +25,6 @@ from lmfit_gpu.rows import as_tensor, chunk_slices
 from lmfit_gpu.starts import find_start, seed_of
 
 __all__ = ["LMRegressor"]
-
-NAMES_SHOWN = 6
 
 
 def _can_predict(estimator: "LMRegressor") -> bool:
@@ -341,26 +340,9 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     def _warn(self, result: Result) -> None:
         if not result.success:
             warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=3)
-        if result.covariance is None:
-            message = (
-                f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(self.theta_)} "
-                "parameters; standard errors are NaN"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif not (result.has_freedom or result.absolute_sigma):
-            message = (
-                f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
-                f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif result.undetermined.any():
-            names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
-            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-            message = (
-                f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
-                f"{result.rank} for {len(self.theta_)} parameters; their standard errors are infinite"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
+        missing = not_estimated(result)
+        if missing:
+            warnings.warn(missing, CovarianceWarning, stacklevel=3)
 
 
 def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:

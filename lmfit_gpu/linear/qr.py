@@ -128,7 +128,9 @@ class QRLinearization:
         with np.errstate(over="ignore", invalid="ignore"):  # a step too long for its norm is not valid
             gain = 0.5 * float(w**2 @ (share * (2 - share)))
             norm = float(np.linalg.norm(inverse * w))
-        return Step(self._rotated(-inverse * w) / self.scale, gain, norm, damping, valid=bool(np.isfinite(norm)))
+        # Exactly 0 where a column is: rounding in V, over a D from a point where the column was tiny, is far from it.
+        p = self._rotated(-inverse * w) / self.scale * (self.column_norms > 0)
+        return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
 
     def _inverse_squares(self, damping: float) -> np.ndarray:
         """Return 1 / (s² + λ), with 0 for null directions when λ = 0."""
