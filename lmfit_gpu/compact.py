@@ -106,144 +106,62 @@ class Curve:
         r = values - self.y
         return r if self.weights is None else self.weights * r
 
-    def user_columns(self, theta: np.ndarray, columns: np.ndarray) -> None:
-        """Write the user's J into columns (m, n)."""
-        jacobian = self.jac(self.x, *theta)
-        if type(jacobian) is not np.ndarray or jacobian.dtype != FLOAT64 or jacobian.shape != columns.shape:
-            raise Unusual("jac does not return float64 values (m, n)")
-        columns[...] = jacobian
+    def fill(self, point: "_Point", how: tuple[str, list[float]], block: "_Block") -> None:
+        """Write [J r] at a point, J by the user's function or by differences with the given steps."""
+        scheme, steps = how
+        columns = block.columns
+        if scheme == "user":
+            self._user(point.theta, block)
+        else:
+            (self._forward if scheme == "2-point" else self._central)(point, steps, columns)
+        if self.weights is not None:
+            for column in columns[:-1]:
+                column *= self.weights
+        columns[-1][...] = point.r
 
-    def forward(self, theta: np.ndarray, values: np.ndarray, steps: list[float], columns: np.ndarray) -> None:
-        """Write 2-point differences into columns (m, n)."""
-        moved = list(theta)
+    def _user(self, theta: np.ndarray, block: "_Block") -> None:
+        jacobian = self.jac(self.x, *theta)
+        expected = block.array[:, :-1]
+        if type(jacobian) is not np.ndarray or jacobian.dtype != FLOAT64 or jacobian.shape != expected.shape:
+            raise Unusual("jac does not return float64 values (m, n)")
+        expected[...] = jacobian
+
+    def _forward(self, point: "_Point", steps: list[float], columns: list[np.ndarray]) -> None:
+        values, moved = point.values, list(point.theta)
+        least = SHOWS * len(values)
         for j, at in enumerate(moved):
             moved[j] = above = at + steps[j]
-            column = columns[:, j]
-            np.subtract(self.values(moved), values, column)
+            column = np.subtract(self.values(moved), values, columns[j])
             moved[j] = at
-            if np.count_nonzero(column) < SHOWS * len(column):
+            if np.count_nonzero(column) < least:
                 raise Unusual("a difference step does not show")
             column /= above - at
 
-    def central(self, theta: np.ndarray, values: np.ndarray, steps: list[float], columns: np.ndarray) -> None:
-        """Write 3-point differences into columns (m, n)."""
-        moved = list(theta)
+    def _central(self, point: "_Point", steps: list[float], columns: list[np.ndarray]) -> None:
+        values, moved = point.values, list(point.theta)
+        least = SHOWS * len(values)
         for j, at in enumerate(moved):
-            column = columns[:, j]
             moved[j] = above = at + steps[j]
-            np.subtract(self.values(moved), values, column)
+            column = np.subtract(self.values(moved), values, columns[j])
             moved[j] = below = at - steps[j]
             behind = values - self.values(moved)
             moved[j] = at
             second = column - behind
             column += behind
-            first = column.dot(column)
-            if not second.dot(second) <= (STRAIGHT / 2) ** 2 * first or np.count_nonzero(column) < SHOWS * len(column):
+            straight = second.dot(second) <= (STRAIGHT / 2) ** 2 * column.dot(column)
+            if not straight or np.count_nonzero(column) < least:
                 raise Unusual("first and second differences do not go together")
             column /= above - below
 
 
-class _Linear:
-    """One point: R D⁻¹ = U diag(s) Vᵀ, w = Uᵀz, where [J r] = Q [R z; 0 ρ]; n-vectors s, w are lists."""
+class _Block:
+    """Memory of [J r], shape (m, n + 1), by columns."""
 
-    __slots__ = ("block", "cost", "cosine", "d", "error", "norms", "r_norm", "rounding", "s", "s2", "scheme", "sw")
-    __slots__ += ("theta", "triangle", "values", "vt", "w")
+    __slots__ = ("array", "columns")
 
-    def __init__(self, curve: Curve, point: "_Point", how: tuple[str, list[float]], last: "_Linear | None") -> None:
-        self.theta, self.values, self.cost = point.theta, point.values, point.cost
-        self.scheme, steps = how
-        n = len(self.theta)
-        self.block = block = np.empty((len(point.r), n + 1), order="F")
-        columns = block[:, :n]
-        if self.scheme == "user":
-            curve.user_columns(self.theta, columns)
-        else:
-            (curve.forward if self.scheme == "2-point" else curve.central)(self.theta, self.values, steps, columns)
-        if curve.weights is not None:
-            columns *= curve.weights[:, None]
-        block[:, n] = point.r
-        triangle = dgeqrf(block, lwork=32 * (n + 1))[0][: n + 1, : n + 1]
-        self.triangle = triangle = triangle * UPPER[: n + 1, : n + 1]
-        self.norms = norms = np.sqrt(np.add.reduce(triangle[:n, :n] ** 2, 0))
-        total = math.fsum(norms.tolist())
-        if not (total < math.inf and norms.min() > 0):
-            raise Unusual("J is not finite, or has a zero column")
-        self.d = norms if last is None else np.maximum(last.d, norms)
-        u, s, self.vt, info = dgesdd(triangle[:n, :n] / self.d)
-        if info:
-            raise Unusual("no singular value decomposition")
-        self.s, self.w = s.tolist(), triangle[:n, n].dot(u).tolist()
-        self.s2 = [a * a for a in self.s]
-        self.sw = [a * b for a, b in zip(self.s, self.w, strict=True)]
-        self.r_norm = math.sqrt(2 * self.cost)
-        gradient = self.vt.T.dot(self.sw) * self.d / norms  # over the norms of the columns
-        self.cosine = float(np.abs(gradient).max()) / self.r_norm if self.r_norm > 0 else 0.0
-        terms = norms * self.theta
-        self.rounding = EPSILON * (curve.target_norm + self.r_norm + math.sqrt(terms.dot(terms)))
-        self.error = 0.0
-        if self.scheme != "user":
-            noise = EPSILON * (curve.target_norm + self.r_norm)
-            changes = (h * size for h, size in zip(steps, norms.tolist(), strict=True))
-            self.error = max(EPSILON ** (2 * ORDER[self.scheme]), *(noise / change for change in changes))
-
-    def along(self, q: Sequence[float]) -> np.ndarray:
-        """Return D⁻¹V q, shape (n,)."""
-        return self.vt.T.dot(q) / self.d
-
-    def undamped(self) -> np.ndarray | None:
-        """Return the Gauss-Newton step, or None where J is too near singular to know it."""
-        s = self.s
-        least = max(self.error, len(s) * EPSILON) * s[0]
-        if not s[-1] > least or EPSILON * s[0] > TRUSTED_ERROR * s[-1]:
-            return None
-        return -self.along([w / a for w, a in zip(self.w, s, strict=True)])
-
-    def relative_gain(self) -> float:
-        """Return the predicted reduction of the Gauss-Newton step over the cost."""
-        return math.fsum([w * w for w in self.w]) / self.r_norm**2
-
-    def length(self, damping: float) -> tuple[float, float]:
-        """Return ‖D p(λ)‖ and its derivative by λ."""
-        squares = slopes = 0.0
-        for sw, s2 in zip(self.sw, self.s2, strict=True):
-            q2 = (sw / (s2 + damping)) ** 2
-            squares += q2
-            slopes += q2 / (s2 + damping)
-        norm = math.sqrt(squares)
-        return norm, -slopes / norm if norm > 0 else 0.0
-
-    def within(self, radius: float, guess: float) -> "_Step":
-        """Return the step within a radius (:func:`lmfit_gpu.linear.base.secular_step`)."""
-        if self.s2[-1] <= (len(self.s) * EPSILON) ** 2 * self.s2[0]:
-            raise Unusual("J is singular")
-        norm, slope = self.length(0.0)
-        damping = 0.0
-        if norm > (1 + RADIUS_WITHIN) * radius:
-            low = (norm - radius) / -slope
-            high = math.sqrt(math.fsum([sw * sw for sw in self.sw])) / max(radius, TINY)
-            damping = guess
-            for _ in range(SECULAR_ITERATIONS):
-                if not low < damping < high:
-                    damping = max(1e-3 * high, math.sqrt(low * high))
-                norm, slope = self.length(damping)
-                excess = norm - radius
-                if abs(excess) <= RADIUS_WITHIN * radius or slope == 0:
-                    break
-                low, high = (damping, high) if excess > 0 else (low, damping)
-                damping -= norm / radius * excess / slope
-        shares = [s2 / (s2 + damping) for s2 in self.s2]
-        gain = 0.5 * math.fsum([w * w * share * (2 - share) for w, share in zip(self.w, shares, strict=True)])
-        q = [-sw / (s2 + damping) for sw, s2 in zip(self.sw, self.s2, strict=True)]
-        return _Step(self.along(q), gain, math.sqrt(math.fsum([a * a for a in q])), damping)
-
-    def steps(self, curve: Curve, theta: np.ndarray, scheme: str) -> list[float]:
-        """Return difference steps at a point near this one (:mod:`lmfit_gpu.differences`)."""
-        noise, eta = EPSILON * (curve.target_norm + self.r_norm) / NOISE, ETA[scheme]
-        steps = []
-        for at, size in zip(theta.tolist(), self.norms.tolist(), strict=True):
-            matters = self.r_norm / size
-            steps.append(max(eta * (abs(at) or matters), min(noise / size, MATTERS * matters)))
-        return steps
+    def __init__(self, m: int, n: int) -> None:
+        self.array = np.empty((m, n + 1), order="F")
+        self.columns = list(self.array.T)
 
 
 class _Point(NamedTuple):
@@ -258,6 +176,96 @@ class _Step(NamedTuple):
     gain: float  # predicted reduction
     norm: float  # ‖D p‖
     damping: float
+
+
+class _Linear:
+    """A filled block at one point, decomposed; vectors of n entries are lists.
+
+    R D⁻¹ = U diag(s) Vᵀ, w = Uᵀz, q = w/s, where [J r] = Q [R z; 0 ρ].
+    """
+
+    __slots__ = ("block", "cosine", "d", "error", "norms", "point", "q", "r_norm", "rounding", "s", "s2", "scheme")
+    __slots__ += ("sw", "theta", "triangle", "turn", "w")
+
+    def __init__(self, curve: Curve, point: _Point, how: tuple[str, list[float]], block: _Block, last: Any) -> None:
+        curve.fill(point, how, block)
+        self.block, self.point, (self.scheme, steps) = block, point, how
+        self.theta = theta = point.theta.tolist()
+        self.norms = norms = [math.sqrt(column.dot(column)) for column in block.columns[:-1]]
+        if not (sum(norms) < math.inf and min(norms) > 0):
+            raise Unusual("J is not finite, or has a zero column")
+        self.d = norms if last is None else [a if a > b else b for a, b in zip(norms, last.d, strict=True)]
+        n = len(norms)
+        top = dgeqrf(block.array, lwork=32 * (n + 1))[0]
+        self.triangle = top[:n, :n] * UPPER[:n, :n]
+        u, s, vt, info = dgesdd(self.triangle / self.d)
+        if info or not s[-1] > n * EPSILON * s[0]:
+            raise Unusual("J is singular")
+        self.turn = vt.T / np.array(self.d)[:, None]  # D⁻¹V
+        self.s, self.w = s.tolist(), top[:n, n].dot(u).tolist()
+        self._sums()
+        self.r_norm = r_norm = math.sqrt(2 * point.cost)
+        gradient = block.columns[-1].dot(block.array)[:n].tolist()
+        self.cosine = max(abs(g) / a for g, a in zip(gradient, norms, strict=True)) / (r_norm or 1.0)
+        noise = EPSILON * (curve.target_norm + r_norm)
+        self.rounding = noise + EPSILON * math.hypot(*[a * at for a, at in zip(norms, theta, strict=True)])
+        self.error = 0.0
+        if self.scheme != "user":
+            change = min(a * b for a, b in zip(steps, norms, strict=True))
+            self.error = max(EPSILON ** (2 * ORDER[self.scheme]), noise / change)
+
+    def _sums(self) -> None:
+        self.s2 = [a * a for a in self.s]
+        self.sw = [a * b for a, b in zip(self.s, self.w, strict=True)]
+        self.q = [b / a for a, b in zip(self.s, self.w, strict=True)]
+
+    def trusted(self) -> bool:
+        """Return whether the Gauss-Newton step is known well enough to stop on."""
+        s = self.s
+        return s[-1] > self.error * s[0] and EPSILON * s[0] <= TRUSTED_ERROR * s[-1]
+
+    def undamped(self) -> _Step:
+        """Return the Gauss-Newton step."""
+        return _Step(-self.turn.dot(self.q), 0.5 * sum([w * w for w in self.w]), math.hypot(*self.q), 0.0)
+
+    def length(self, damping: float) -> tuple[float, float]:
+        """Return ‖D p(λ)‖ and its derivative by λ."""
+        squares = slopes = 0.0
+        for sw, s2 in zip(self.sw, self.s2, strict=True):
+            q2 = (sw / (s2 + damping)) ** 2
+            squares += q2
+            slopes += q2 / (s2 + damping)
+        norm = math.sqrt(squares)
+        return norm, -slopes / norm if norm > 0 else 0.0
+
+    def within(self, radius: float, guess: float) -> _Step:
+        """Return the step within a radius (:func:`lmfit_gpu.linear.base.secular_step`)."""
+        norm, slope = self.length(0.0)
+        if not norm > (1 + RADIUS_WITHIN) * radius:
+            return self.undamped()
+        low = (norm - radius) / -slope
+        high = math.hypot(*self.sw) / max(radius, TINY)
+        damping = guess
+        for _ in range(SECULAR_ITERATIONS):
+            if not low < damping < high:
+                damping = max(1e-3 * high, math.sqrt(low * high))
+            norm, slope = self.length(damping)
+            excess = norm - radius
+            if abs(excess) <= RADIUS_WITHIN * radius or slope == 0:
+                break
+            low, high = (damping, high) if excess > 0 else (low, damping)
+            damping -= norm / radius * excess / slope
+        q = [sw / (s2 + damping) for sw, s2 in zip(self.sw, self.s2, strict=True)]
+        gain = 0.5 * sum([a * (2 * sw - s2 * a) for a, sw, s2 in zip(q, self.sw, self.s2, strict=True)])
+        return _Step(-self.turn.dot(q), gain, math.hypot(*q), damping)
+
+    def steps(self, curve: Curve, theta: list[float], scheme: str) -> list[float]:
+        """Return difference steps at a point near this one (:mod:`lmfit_gpu.differences`)."""
+        noise, eta, r_norm = EPSILON * (curve.target_norm + self.r_norm) / NOISE, ETA[scheme], self.r_norm
+        return [
+            max(eta * (abs(at) or r_norm / size), min(noise / size, MATTERS * r_norm / size))
+            for at, size in zip(theta, self.norms, strict=True)
+        ]
 
 
 class _Trial(NamedTuple):
@@ -360,10 +368,14 @@ class _Loop:
         self.njev = 0
         self.radius = self.damping = 0.0
         self.gain_ratio = math.nan
+        self.bend = math.inf  # ‖D a‖/‖D p‖ of the last correction
+        self.previous: tuple[np.ndarray, np.ndarray] | None = None  # Gauss-Newton step, and the point it started from
         self.scheme = "user" if curve.jac is not None else "2-point" if limits.scheme == "differences" else "3-point"
+        self.spare: list[_Block] = []
 
     def run(self, theta: np.ndarray) -> Stop:
         """Return why the fit converged."""
+        self.spare = [_Block(len(self.curve.y), len(theta)) for _ in range(2)]
         self.start(theta)
         stop = self.tested()
         most = min(self.limits.max_iter, MOST_TRIALS)
@@ -373,37 +385,46 @@ class _Loop:
             stop = self.trial()
         return stop
 
+    def linearize(self, point: _Point, steps: list[float]) -> _Linear:
+        """Make a point the current one."""
+        last = self.lin
+        lin = _Linear(self.curve, point, (self.scheme, steps), self.spare[-1], last)
+        self.spare[-1:] = [] if last is None else [last.block]
+        self.lin = lin
+        self.njev += 1
+        return lin
+
     def start(self, theta: np.ndarray) -> None:
         """Linearise at the start, with difference steps that suit the norms found there."""
         point = self.evaluated(theta)
         if not point.cost < math.inf:
             raise Unusual("f is not finite at the start")
-        point = point._replace(values=point.values.copy())
-        steps = [] if self.scheme == "user" else [ETA[self.scheme] * (abs(at) or 1.0) for at in theta.tolist()]
-        lin = _Linear(self.curve, point, (self.scheme, steps), None)
-        if self.scheme == "user":
+        user = self.scheme == "user"
+        at = theta.tolist()
+        steps = [] if user else [ETA[self.scheme] * (abs(a) or 1.0) for a in at]
+        lin = self.linearize(point._replace(values=point.values.copy()), steps)
+        if user:
             self.check_user(lin)
         else:
-            wanted = lin.steps(self.curve, theta, self.scheme)
             low, high = STEP_WITHIN
+            wanted = lin.steps(self.curve, at, self.scheme)
             if not all(low * b <= a <= high * b for a, b in zip(steps, wanted, strict=True)):
-                lin = _Linear(self.curve, point, (self.scheme, wanted), None)
-        self.lin, self.njev = lin, 1
-        scaled = lin.d * theta
-        size = math.sqrt(scaled.dot(scaled))
+                self.lin, self.spare = None, [*self.spare, lin.block]
+                lin = self.linearize(lin.point, wanted)
+        size = math.hypot(*[a * b for a, b in zip(lin.d, at, strict=True)])
         self.radius = max(size, FIRST_RADIUS_SHARE * lin.r_norm) if size > 0 else lin.r_norm
 
     def check_user(self, lin: _Linear) -> None:
         """Hold the user's J against a central difference along one direction, in which every column counts alike."""
-        n = len(lin.theta)
-        v = np.linspace(1.0, 2.0, n) * np.where(np.arange(n) % 2, -1.0, 1.0) / lin.norms
-        scale = np.abs(v / np.where(lin.theta == 0, lin.r_norm / lin.norms, lin.theta)).max()
-        v *= ETA["3-point"] / scale
-        ahead = self.curve.values(lin.theta + v).copy()
-        difference = 0.5 * (ahead - self.curve.values(lin.theta - v))
+        theta, norms = lin.point.theta, np.array(lin.norms)
+        n = len(theta)
+        v = np.linspace(1.0, 2.0, n) * np.where(np.arange(n) % 2, -1.0, 1.0) / norms
+        v *= ETA["3-point"] / np.abs(v / np.where(theta == 0, lin.r_norm / norms, theta)).max()
+        ahead = self.curve.values(theta + v).copy()
+        difference = 0.5 * (ahead - self.curve.values(theta - v))
         if self.curve.weights is not None:
             difference *= self.curve.weights
-        expected = lin.block[:, :n].dot(v)
+        expected = lin.block.array[:, :n].dot(v)
         off = expected - difference
         if not off.dot(off) <= USER_RTOL**2 * expected.dot(expected) / n:
             raise Unusual("jac is not the derivative of f")
@@ -420,28 +441,50 @@ class _Loop:
         self.damping = step.damping
         if not 0 < step.gain < math.inf:
             raise Unusual("no step")
-        corrected = None
-        if step.damping > 0 or not abs(self.gain_ratio - 1) <= AS_PREDICTED:
-            corrected = self.accelerated(step)
-        point = self.evaluated(lin.theta + (step.p if corrected is None else corrected))
-        accepted = point.cost < lin.cost - ACCEPT_RATIO * step.gain
-        self.gain_ratio = (lin.cost - point.cost) / step.gain
-        cost = point.cost if accepted else lin.cost
-        record = (cost, point.cost, self.gain_ratio, step.damping, step.norm, lin.cosine, accepted)
-        self.trials.append(_Trial(*record, corrected is not None, lin.scheme, step.gain))
+        corrected = self.corrected(step)
+        point = self.evaluated(lin.point.theta + (step.p if corrected is None else corrected))
+        cost = lin.point.cost
+        accepted = point.cost < cost - ACCEPT_RATIO * step.gain
+        self.gain_ratio = (cost - point.cost) / step.gain
+        record = (point.cost if accepted else cost, point.cost, self.gain_ratio, step.damping, step.norm, lin.cosine)
+        self.trials.append(_Trial(*record, accepted, corrected is not None, lin.scheme, step.gain))
         return self.accept(point, step) if accepted else self.reject(step)
+
+    def corrected(self, step: _Step) -> np.ndarray | None:
+        """Return the step extrapolated or bent, or None."""
+        if step.damping > 0:
+            self.previous = None
+            return self.accelerated(step)
+        previous, self.previous = self.previous, (step.p, self.lin.point.theta)
+        if previous is not None:
+            return self.extrapolated(step, *previous)
+        return None if abs(self.gain_ratio - 1) <= AS_PREDICTED else self.accelerated(step)
+
+    def extrapolated(self, step: _Step, p: np.ndarray, theta: np.ndarray) -> np.ndarray | None:
+        """Return where a sequence of Gauss-Newton steps that shrink by the same factor ends.
+
+        Their factor is that of Σ r_i ∇²r_i against JᵀJ, and no smaller near the minimum. Anderson's method with one
+        former step (J. ACM 12 (1965), doi:10.1145/321296.321305), in the D-norm.
+        """
+        d = np.array(self.lin.d)
+        change = step.p - p
+        scaled = d * change
+        factor = float((d * step.p).dot(scaled) / scaled.dot(scaled))
+        correction = factor * (self.lin.point.theta - theta + change)
+        scaled = d * correction
+        return step.p - correction if math.sqrt(scaled.dot(scaled)) <= ALPHA * step.norm else None
 
     def accelerated(self, step: _Step) -> np.ndarray | None:
         """Return p + ½a (:mod:`lmfit_gpu.acceleration`), or None."""
         lin, h = self.lin, CURVATURE_STEP
-        v, n = h * step.p, len(step.p)
-        columns = lin.block[:, :n]
-        curved = self.curve.residual(self.curve.values(lin.theta + v)) - lin.block[:, n] - columns.dot(v)
-        along = lin.vt.dot(curved.dot(columns) / lin.d).tolist()
+        v, block = h * step.p, lin.block
+        curved = self.curve.residual(self.curve.values(lin.point.theta + v))
+        curved -= block.array.dot(np.append(v, 1.0))
+        along = curved.dot(block.array[:, : len(v)]).dot(lin.turn).tolist()
         a = [-(2 / h**2) * b / (s2 + step.damping) for b, s2 in zip(along, lin.s2, strict=True)]
         if not 2 * math.hypot(*a) <= ALPHA * step.norm:
             return None
-        return step.p + 0.5 * lin.along(a)
+        return step.p + 0.5 * lin.turn.dot(a)
 
     def accept(self, point: _Point, step: _Step) -> Stop | None:
         """Move to a better point."""
@@ -450,19 +493,21 @@ class _Loop:
             self.shrink(step)
         elif self.gain_ratio > GROW_ABOVE or step.damping == 0:
             self.radius = max(self.radius, GROW * step.norm)
-        if self.scheme == "2-point" and last.cost - point.cost < FINER_BELOW * last.cost:
+        if self.scheme == "2-point" and last.point.cost - point.cost < FINER_BELOW * last.point.cost:
             self.scheme = "3-point"
-        steps = [] if self.scheme == "user" else last.steps(self.curve, point.theta, self.scheme)
-        self.lin = _Linear(self.curve, point._replace(values=point.values.copy()), (self.scheme, steps), last)
-        self.njev += 1
+        theta, values, r, cost = point
+        steps = [] if self.scheme == "user" else last.steps(self.curve, theta.tolist(), self.scheme)
+        self.linearize(_Point(theta, values.copy(), r, cost), steps)
         return self.tested()
 
     def reject(self, step: _Step) -> Stop | None:
         """Try a shorter step next, unless rounding decides (:func:`lmfit_gpu.termination.check_stalled`)."""
         self.shrink(step)
+        self.previous = None
         lin = self.lin
         noise = lin.rounding * lin.r_norm
-        moves = not np.array_equal(lin.theta + step.p, lin.theta)
+        theta = lin.point.theta
+        moves = bool((theta + step.p != theta).any())
         if moves and step.gain > noise:
             return None
         stop = self.converged(STOP_FTOL, STOP_XTOL, 0.0)
@@ -481,9 +526,8 @@ class _Loop:
     def tested(self) -> Stop | None:
         """Return the stop that is met at the point, if it is on the finest J (:func:`lmfit_gpu.termination.check`)."""
         lin = self.lin
-        stop = None
         if lin.r_norm <= EXACT_FIT * lin.rounding:
-            stop = Stop(Status.CONVERGED_RESIDUAL, lin.r_norm, EXACT_FIT * lin.rounding)
+            stop: Stop | None = Stop(Status.CONVERGED_RESIDUAL, lin.r_norm, EXACT_FIT * lin.rounding)
         else:
             stop = self.converged(*self.limits[:3])
         return self.refined() if stop is not None and self.scheme == "2-point" else stop
@@ -492,25 +536,23 @@ class _Loop:
         """Linearise the same point again with 3-point differences, and test there."""
         lin = self.lin
         self.scheme = "3-point"
-        point = _Point(lin.theta, lin.values, lin.block[:, -1], lin.cost)
-        self.lin = _Linear(self.curve, point, ("3-point", lin.steps(self.curve, lin.theta, "3-point")), lin)
-        self.njev += 1
+        self.linearize(lin.point, lin.steps(self.curve, lin.theta, "3-point"))
         return self.tested()
 
     def converged(self, ftol: float, xtol: float, gtol: float) -> Stop | None:
         """Return which of the three tests on the Gauss-Newton step is met."""
         lin = self.lin
-        p = lin.undamped()
-        if p is None:
+        if not lin.trusted():
             return None
         if lin.cosine <= gtol:
             return Stop(Status.CONVERGED_GRADIENT, lin.cosine, gtol)
-        gain = lin.relative_gain()
+        step = lin.undamped()
+        gain = step.gain / lin.point.cost
         if gain <= ftol:
             return Stop(Status.CONVERGED_COST, gain, ftol)
-        sizes = zip(p.tolist(), lin.theta.tolist(), strict=True)
-        step = max((abs(a) / abs(at) if at else math.inf) if a else 0.0 for a, at in sizes)
-        return Stop(Status.CONVERGED_STEP, step, xtol) if step <= xtol else None
+        sizes = zip(step.p.tolist(), lin.theta, strict=True)
+        change = max((abs(a) / abs(at) if at else math.inf) if a else 0.0 for a, at in sizes)
+        return Stop(Status.CONVERGED_STEP, change, xtol) if change <= xtol else None
 
     def answer(self, stop: Stop) -> Answer:
         """Return the fit with (JᵀJ)⁻¹ from the SVD of the column-scaled J.
@@ -522,13 +564,13 @@ class _Loop:
         """
         lin = self.lin
         n = len(lin.theta)
-        _, s, vt, info = dgesdd(lin.triangle[:n, :n] / lin.norms)
+        norms = np.array(lin.norms)
+        _, s, vt, info = dgesdd(lin.triangle / norms)
         if info or not s[-1] > CLEAR * max(lin.error, n * EPSILON) * s[0]:
-            if stop.status > 0:
-                raise Unusual("J is nearly singular")
-        half = vt.T / s / lin.norms[:, None]
-        counts = (self.curve.nfev, self.njev, len(lin.values))
-        return Answer(lin.theta, lin.cost, stop, self.trials, counts, lin.scheme, half.dot(half.T))
+            raise Unusual("J is nearly singular")
+        half = vt.T / s / norms[:, None]
+        counts = (self.curve.nfev, self.njev, len(self.curve.y))
+        return Answer(lin.point.theta, lin.point.cost, stop, self.trials, counts, lin.scheme, half.dot(half.T))
 
 
 UPPER = np.triu(np.ones((MOST_PARAMS + 1, MOST_PARAMS + 1)))
