@@ -1,5 +1,6 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from lmfit_gpu.attempt import attempt
 from lmfit_gpu.backends import get_backend
 from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.exceptions import CovarianceWarning
@@ -182,6 +184,11 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         """
         self._check_options()
         X, y = self._check_data(X, y)
+        tiny = attempt(self, X, y)
+        result = None if tiny is None else self._guarded(tiny.setup, tiny.minimize)
+        if tiny is not None and result is not None:
+            self._keep(tiny.setup, result)
+            return self
         engine = LevenbergMarquardt(
             jac=self.jac,
             solver=self.solver,
@@ -198,12 +205,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
                 "not their sum or mean (squares are taken here)"
             )
-        try:
-            result = engine.minimize(problem, theta, callback=self.callback)
-        except BaseException as interrupt:
-            if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model: the best point is kept
-                self._keep(setup, interrupt.result)
-            raise
+        result = self._guarded(setup, functools.partial(engine.minimize, problem, theta, callback=self.callback))
         self._keep(setup, result)
         self._warn(result)
         return self
@@ -331,6 +333,15 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 f"{self.n_features_in_} features as input."
             )
         return X
+
+    def _guarded(self, setup: Setup, minimize: Callable[[], Any]) -> Any:
+        """Return what `minimize` returns; the best point is kept when it is interrupted."""
+        try:
+            return minimize()
+        except BaseException as interrupt:
+            if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model
+                self._keep(setup, interrupt.result)
+            raise
 
     def _keep(self, setup: Setup, result: Result) -> None:
         """Set all fitted attributes: the only place that does."""

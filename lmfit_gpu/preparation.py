@@ -27,7 +27,7 @@ from lmfit_gpu.models import (
 from lmfit_gpu.parameters import resolve_start
 from lmfit_gpu.rows import ArrayRows, as_tensor
 
-__all__ = ["Setup", "is_module", "prepare"]
+__all__ = ["CPU", "Setup", "is_module", "prepare", "squeezes"]
 
 CPU = torch.device("cpu")
 SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
@@ -87,7 +87,7 @@ def prepare(options: Any, X: Any, y: Any) -> Setup:
     if targets is not None and not targets.is_floating_point():
         targets = targets.double()
     token_numbers = of_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
-    rows = ArrayRows(as_tensor(X), targets, squeeze=_squeezes(options, X, of_module), cast_features=not token_numbers)
+    rows = ArrayRows(as_tensor(X), targets, squeeze=squeezes(options, X, of_module), cast_features=not token_numbers)
     y_shape = () if y is None else tuple(y.shape[1:])
     if of_module:
         model, theta, devices = _module(options, X, y)
@@ -104,7 +104,8 @@ def prepare(options: Any, X: Any, y: Any) -> Setup:
     return Setup(model, predictor, rows, theta, devices, y_shape, predicts_whole=whole)
 
 
-def _squeezes(options: Any, X: Any, of_module: bool) -> bool:
+def squeezes(options: Any, X: Any, of_module: bool) -> bool:
+    """Return whether a function gets the one column of X as 1-D x."""
     one_column = X.ndim == 2 and X.shape[1] == 1
     if options.x_format == "1d" and not one_column:
         raise ValueError(f"x_format='1d': X has shape {tuple(X.shape)}; one column is expected")

@@ -1,5 +1,7 @@
-"""The loop of a tiny fit: the rules of :mod:`lmfit_gpu.levenberg_marquardt`, :mod:`~lmfit_gpu.damping`,
-:mod:`~lmfit_gpu.acceleration` and :mod:`~lmfit_gpu.termination` on floats.
+"""The loop of a tiny fit.
+
+The rules are those of :mod:`lmfit_gpu.levenberg_marquardt`, :mod:`~lmfit_gpu.damping`, :mod:`~lmfit_gpu.acceleration`
+and :mod:`~lmfit_gpu.termination`, on floats.
 
 One rule is its own: in a row of Gauss-Newton steps each shrinks by the same factor, that of Σ r_i ∇²r_i against JᵀJ,
 and the second and later ones are extrapolated to where the row ends (Anderson, J. ACM 12 (1965),
