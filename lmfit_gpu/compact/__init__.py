@@ -127,11 +127,11 @@ def minimize(curve: Curve, theta: np.ndarray, limits: Limits, names: Sequence[st
     try:
         with np.errstate(all="ignore"):
             stop = loop.run(theta)
-            covariance = loop.lin.covariance(curve)
+            covariance = loop.lin.covariance()
     except CALL_ERRORS as error:  # f was called where it must not fail
         raise UnusualError(f"{type(error).__name__}: {error}") from error
     except KeyboardInterrupt as interrupt:
-        if loop.lin is not None:
+        if loop.njev:
             interrupt.result = _interrupted(loop, names)  # type: ignore[attr-defined]
         raise
     return Answer(loop.lin, stop, loop.trials, (curve.nfev, loop.njev), covariance)

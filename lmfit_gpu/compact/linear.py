@@ -8,11 +8,12 @@ is the Gauss-Newton step p; only when it is too long is R D⁻¹ = U diag(s) V�
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from operator import mul, truediv
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg.lapack import dgeqrf, dgesdd, dpotrs, dtrtrs
+from scipy.linalg.lapack import dgeqrf, dgesdd, dpotrs
 
 from lmfit_gpu.compact.curve import Block, Curve, Point, UnusualError
 from lmfit_gpu.differences import MATTERS, NOISE, ORDER
@@ -53,26 +54,25 @@ class Linear:
         The point before: D is the running maximum of the norms of the columns.
     """
 
-    __slots__ = ("block", "d", "gain", "how", "norm", "norms", "p", "point", "r_norm", "s", "s2", "sw", "top", "turn")
-
     def __init__(
         self, curve: Curve, point: Point, how: tuple[str, Sequence[float]], block: Block, last: "Linear | None"
     ) -> None:
         curve.fill(point, *how, block)
         self.block, self.point, self.how = block, point, how
-        self.norms = norms = [math.sqrt(column.dot(column)) for column in block.columns]
-        if not (sum(norms) < math.inf and min(norms) > 0):
-            raise UnusualError("J is not finite, or has a zero column")
-        self.d = d = norms if last is None else list(map(max, norms, last.d))
-        n = len(d)
+        n = len(point.theta)
         self.top = top = dgeqrf(block.array, lwork=32 * n)[0][:n]  # below its diagonal are parts of Q
-        z = top[:, n]
-        x, info = dtrtrs(top[:, :n], z)
-        if info:
-            raise UnusualError("J is singular")
-        self.p = -x
-        self.norm = math.hypot(*map(mul, d, x.tolist()))
-        self.gain = 0.5 * float(z.dot(z))
+        rows = top.tolist()
+        self.norms = norms = [math.hypot(*[row[j] for row in rows[: j + 1]]) for j in range(n)]
+        if not (sum(norms) < math.inf and all(rows[j][j] for j in range(n))):
+            raise UnusualError("J is not finite, or singular")
+        self.d = d = norms if last is None else list(map(max, norms, last.d))
+        p = [-row[n] for row in rows]
+        self.gain = 0.5 * sum(map(mul, p, p))
+        for i in range(n - 1, -1, -1):  # R p = -z
+            row = rows[i]
+            p[i] = (p[i] - sum(map(mul, row[i + 1 : n], p[i + 1 :]))) / row[i]
+        self.p = np.array(p)
+        self.norm = math.hypot(*map(mul, d, p))
         self.r_norm = math.sqrt(2 * point.cost)
         self.s: list[float] = []
 
@@ -155,28 +155,26 @@ class Linear:
         return max(ERROR[scheme], EPSILON * (curve.target_norm + self.r_norm) / min(map(mul, steps, self.norms)))
 
     def trusted(self, curve: Curve) -> bool:
-        """Return whether the Gauss-Newton step is known well enough to stop on."""
-        if not self.s:
-            self.decompose()
-        s = self.s
-        return s[-1] > self.error(curve) * s[0] and EPSILON * s[0] <= TRUSTED_ERROR * s[-1]
+        """Return whether the Gauss-Newton step is known well enough to stop on: κ of the column-scaled J says so."""
+        s, _ = self.unscaled
+        return bool(s[-1] > CLEAR * self.error(curve) * s[0] and EPSILON * s[0] <= TRUSTED_ERROR * s[-1])
 
     def cosine(self) -> float:
         """Return max_j |J_jᵀr| / (‖J_j‖‖r‖)."""
         gradient = self.top[:, -1].dot(self.triangle).tolist()
         return max(map(abs, map(truediv, gradient, self.norms))) / (self.r_norm or 1.0)
 
-    def covariance(self, curve: Curve) -> np.ndarray:
-        """Return (JᵀJ)⁻¹, shape (n, n), from the SVD of the column-scaled J.
-
-        Raises
-        ------
-        UnusualError
-            If J is nearly singular.
-        """
+    @cached_property
+    def unscaled(self) -> tuple[np.ndarray, np.ndarray]:
+        """Singular values of the column-scaled R, and N⁻¹V with N the norms of the columns."""
         norms = np.array(self.norms)
         _, s, vt, info = dgesdd(self.triangle / norms)
-        if info or not s[-1] > CLEAR * max(self.error(curve), len(s) * EPSILON) * s[0]:
-            raise UnusualError("J is nearly singular")
-        half = vt.T / s / norms[:, None]
+        if info:
+            raise UnusualError("no singular value decomposition")
+        return s, vt.T / norms[:, None]
+
+    def covariance(self) -> np.ndarray:
+        """Return (JᵀJ)⁻¹, shape (n, n)."""
+        s, turn = self.unscaled
+        half = turn / s
         return half.dot(half.T)

@@ -63,9 +63,9 @@ class Loop:
 
     def __init__(self, curve: Curve, limits: Limits) -> None:
         self.curve, self.limits = curve, limits
-        self.lin: Linear | None = None
+        self.lin: Linear
         self.trials: list[Trial] = []
-        self.njev = 0
+        self.njev = 0  # and no lin
         self.radius = self.damping = 0.0
         self.gain_ratio = math.nan
         self.previous: tuple[np.ndarray, np.ndarray] | None = None  # Gauss-Newton step, and the point it started from
