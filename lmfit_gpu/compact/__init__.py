@@ -16,19 +16,20 @@ State is mutable here (:class:`~lmfit_gpu.compact.loop.Loop`). docs/tiny_fits.md
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from lmfit_gpu.compact.curve import Curve, UnusualError
+from lmfit_gpu.compact.curve import Curve, RefusedError, UnusualError
 from lmfit_gpu.compact.linear import MOST_PARAMS, Linear
 from lmfit_gpu.compact.loop import Limits, Loop, Trial
 from lmfit_gpu.damping import TrustRegion
 from lmfit_gpu.linear.covariance import covariance_of_columns
-from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
 
 __all__ = ["Answer", "Curve", "Limits", "UnusualError", "has_size", "minimize"]
 
+ARRAY_ERRORS = (TypeError, ValueError, ArithmeticError)  # of numpy, for what f returned, and of floats
 MOST_ENTRIES = 200_000  # of J: larger ones are not tiny
 
 
@@ -120,21 +121,37 @@ def minimize(curve: Curve, theta: np.ndarray, limits: Limits, names: Sequence[st
     ------
     UnusualError
         If the fit does not go cleanly to convergence.
-    KeyboardInterrupt
-        With the result so far as its attribute ``result``.
+    KeyboardInterrupt, or what f or jac raised while it was linearised
+        With the result so far as its attribute ``result``, as :meth:`LevenbergMarquardt.minimize` does. At a trial
+        point an error of f is a rejected trial.
     """
     loop = Loop(curve, limits)
     try:
         with np.errstate(all="ignore"):
-            stop = loop.run(theta)
-            covariance = loop.lin.covariance()
-    except CALL_ERRORS as error:  # f was called where it must not fail
-        raise UnusualError(f"{type(error).__name__}: {error}") from error
+            return _minimized(loop, theta)
+    except RefusedError as refused:
+        if not loop.njev:
+            raise UnusualError("f or jac raises at the start") from refused
+        error: Any = refused.__cause__
+        error.result = _interrupted(loop, names)
+        raise error from None
     except KeyboardInterrupt as interrupt:
         if loop.njev:
             interrupt.result = _interrupted(loop, names)  # type: ignore[attr-defined]
         raise
-    return Answer(loop.lin, stop, loop.trials, (curve.nfev, loop.njev), covariance)
+
+
+def _minimized(loop: Loop, theta: np.ndarray) -> Answer:
+    try:
+        stop = loop.run(theta)
+        covariance = loop.lin.covariance()
+    except ARRAY_ERRORS as error:  # arrays that do not fit
+        raise UnusualError(str(error)) from error
+    except UnusualError:
+        if loop.refused:  # f that raises where it did not is broken: another start would lose the best point
+            loop.curve.at(loop.lin.point.theta, loop.spare.r)
+        raise
+    return Answer(loop.lin, stop, loop.trials, (loop.curve.nfev, loop.njev), covariance)
 
 
 def _interrupted(loop: Loop, names: Sequence[str]) -> Result:

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Block", "Curve", "Point", "UnusualError"]
+from lmfit_gpu.models import CALL_ERRORS
+
+__all__ = ["Block", "Curve", "Point", "RefusedError", "UnusualError"]
 
 SHOWS = 0.5  # share of the rows whose value a difference step must change
 STRAIGHT = 1e-3  # most ‖second difference‖ over ‖first‖ of a 3-point column
@@ -21,6 +23,10 @@ FLOAT64 = np.dtype(np.float64)
 
 class UnusualError(Exception):
     """What this path does not decide; the general engine does."""
+
+
+class RefusedError(Exception):
+    """What f or jac raised is the cause of this."""
 
 
 class Point(NamedTuple):
@@ -70,8 +76,11 @@ class Curve:
 
     def at(self, theta: np.ndarray, r: np.ndarray) -> Point:
         """Evaluate f, whose values may stand on memory that f uses again, and write the residuals into `r`."""
-        values = self.f(self.x, *theta)
         self.nfev += 1
+        try:
+            values = self.f(self.x, *theta)
+        except CALL_ERRORS as error:
+            raise RefusedError from error
         if type(values) is not np.ndarray or values.dtype != FLOAT64 or values.shape != self.shape:
             raise UnusualError("f does not return float64 values (m,)")
         np.subtract(values, self.y, r)
@@ -82,7 +91,11 @@ class Curve:
     def change(self, theta: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return the weighted change of f from `values`, shape (m,)."""
         self.nfev += 1
-        difference = self.f(self.x, *theta) - values
+        try:
+            moved = self.f(self.x, *theta)
+        except CALL_ERRORS as error:
+            raise RefusedError from error
+        difference = moved - values
         return difference if self.weights is None else difference * self.weights
 
     def fill(self, point: Point, scheme: str, steps: Sequence[float], block: Block) -> None:
@@ -100,7 +113,10 @@ class Curve:
             block.r[...] = point.r
 
     def _user(self, theta: np.ndarray, jacobian: np.ndarray) -> None:
-        found = self.jac(self.x, *theta)
+        try:
+            found = self.jac(self.x, *theta)
+        except CALL_ERRORS as error:
+            raise RefusedError from error
         if type(found) is not np.ndarray or found.dtype != FLOAT64 or found.shape != jacobian.shape:
             raise UnusualError("jac does not return float64 values (m, n)")
         jacobian[...] = found
@@ -111,7 +127,11 @@ class Curve:
         for j, at in enumerate(moved):
             column = columns[j]
             moved[j] = above = at + steps[j]
-            subtract(f(x, *moved), values, column)
+            try:
+                changed = f(x, *moved)
+            except CALL_ERRORS as error:
+                raise RefusedError from error
+            subtract(changed, values, column)
             column /= above - at
             moved[j] = at
         self.nfev += len(moved)
@@ -122,9 +142,12 @@ class Curve:
         for j, at in enumerate(moved):
             column = columns[j]
             moved[j] = above = at + steps[j]
-            subtract(f(x, *moved), values, column)
-            moved[j] = below = at - steps[j]
-            behind = values - f(x, *moved)
+            try:
+                subtract(f(x, *moved), values, column)
+                moved[j] = below = at - steps[j]
+                behind = values - f(x, *moved)
+            except CALL_ERRORS as error:
+                raise RefusedError from error
             moved[j] = at
             second = column - behind
             column += behind

@@ -57,6 +57,7 @@ class Linear:
     def __init__(
         self, curve: Curve, point: Point, how: tuple[str, Sequence[float]], block: Block, last: "Linear | None"
     ) -> None:
+        self.d: list[float]
         curve.fill(point, *how, block)
         self.block, self.point, self.how = block, point, how
         n = len(point.theta)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmfit_gpu.acceleration import ALPHA, AS_PREDICTED
-from lmfit_gpu.compact.curve import Block, Curve, Point, UnusualError, shows
+from lmfit_gpu.compact.curve import Block, Curve, Point, RefusedError, UnusualError, shows
 from lmfit_gpu.compact.linear import ETA, Linear, Step
 from lmfit_gpu.damping import FIRST_RADIUS_SHARE, GROW_ABOVE, SHRINK, SHRINK_BELOW, TrustRegion
 from lmfit_gpu.jacobian import CURVATURE_STEP
@@ -27,6 +27,7 @@ __all__ = ["Limits", "Loop", "Trial"]
 MOST_TRIALS = 250  # a fit that needs more is left to the engine: what is lost with it stays small
 STEP_WITHIN = (0.1, 1e3)  # first difference steps over those that the norms of the first J ask for
 USER_RTOL = 5e-3  # a user's J against a central difference along one direction; 5 % a column in the engine
+STRAIGHT_TRIALS = 3  # first damped steps without correction: most tiny fits need no more of them
 NEARLY_EXACT = 1e-6  # ‖r‖/‖y‖ above which a residual is not compared with rounding
 GROW = TrustRegion().grow
 
@@ -70,6 +71,7 @@ class Loop:
         self.gain_ratio = math.nan
         self.previous: tuple[np.ndarray, np.ndarray] | None = None  # Gauss-Newton step, and the point it started from
         self.scheme = "user" if curve.jac is not None else "2-point" if limits.scheme == "differences" else "3-point"
+        self.refused = False  # whether f raised at a trial
         self.spare: Block
 
     def run(self, theta: np.ndarray) -> Stop:
@@ -144,8 +146,13 @@ class Loop:
         self.damping = step.damping
         if not 0 < step.gain < math.inf:
             raise UnusualError("no step")
-        corrected = self.corrected(step)
-        point = self.curve.at(lin.point.theta + (step.p if corrected is None else corrected), self.spare.r)
+        corrected = None
+        try:
+            corrected = self.corrected(step)
+            point = self.curve.at(lin.point.theta + (step.p if corrected is None else corrected), self.spare.r)
+        except RefusedError:
+            self.refused = True
+            point = lin.point._replace(cost=math.nan)
         fall = lin.point.cost - point.cost
         accepted = fall > ACCEPT_RATIO * step.gain  # not for NaN
         self.gain_ratio = fall / step.gain
@@ -156,7 +163,7 @@ class Loop:
         """Return the step extrapolated or bent, or None."""
         if step.damping > 0:
             self.previous = None
-            return self.accelerated(step)
+            return self.accelerated(step) if len(self.trials) >= STRAIGHT_TRIALS else None
         previous, self.previous = self.previous, (step.p, self.lin.point.theta)
         if previous is not None:
             return self.extrapolated(step, *previous)
