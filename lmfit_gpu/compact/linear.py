@@ -63,15 +63,19 @@ class Linear:
         n = len(point.theta)
         self.top = top = dgeqrf(block.array, lwork=32 * n)[0][:n]  # below its diagonal are parts of Q
         rows = top.tolist()
-        self.norms = norms = [math.hypot(*[row[j] for row in rows[: j + 1]]) for j in range(n)]
-        if not (sum(norms) < math.inf and all(rows[j][j] for j in range(n))):
-            raise UnusualError("J is not finite, or singular")
+        *columns, z = zip(*rows, strict=True)
+        self.norms = norms = [math.hypot(*column[: j + 1]) for j, column in enumerate(columns)]
+        if not sum(norms) < math.inf:
+            raise UnusualError("J is not finite")
         self.d = d = norms if last is None else list(map(max, norms, last.d))
-        p = [-row[n] for row in rows]
-        self.gain = 0.5 * sum(map(mul, p, p))
-        for i in range(n - 1, -1, -1):  # R p = -z
-            row = rows[i]
-            p[i] = (p[i] - sum(map(mul, row[i + 1 : n], p[i + 1 :]))) / row[i]
+        self.gain = 0.5 * sum(map(mul, z, z))
+        p: list[float] = []
+        try:
+            for i in range(n - 1, -1, -1):  # R p = -z
+                row = rows[i]
+                p.insert(0, -(z[i] + sum(map(mul, row[i + 1 : n], p))) / row[i])
+        except ZeroDivisionError as error:
+            raise UnusualError("J is singular") from error
         self.p = np.array(p)
         self.norm = math.hypot(*map(mul, d, p))
         self.r_norm = math.sqrt(2 * point.cost)

@@ -71,6 +71,8 @@ class Loop:
         self.gain_ratio = math.nan
         self.previous: tuple[np.ndarray, np.ndarray] | None = None  # Gauss-Newton step, and the point it started from
         self.scheme = "user" if curve.jac is not None else "2-point" if limits.scheme == "differences" else "3-point"
+        self.nearly_exact = NEARLY_EXACT * curve.target_norm
+        self.far = max(FAR, limits.ftol)  # a relative gain above which nothing else is small either
         self.refused = False  # whether f raised at a trial
         self.spare: Block
 
@@ -108,7 +110,7 @@ class Loop:
             wanted = lin.steps(curve, theta, scheme)
             if not all(low * b <= a <= high * b for a, b in zip(steps, wanted, strict=True)):
                 self.lin = lin = Linear(curve, point, (scheme, wanted), block, None)
-            if not all(map(shows, block.columns)):
+            if not (block.jacobian.all() or all(map(shows, block.columns))):
                 raise UnusualError("a difference step does not show")
         self.njev = 1
         size = lin.scaled(theta)
@@ -228,7 +230,9 @@ class Loop:
         """Return the stop that is met at the point, if it is on the finest J (:func:`lmfit_gpu.termination.check`)."""
         lin = self.lin
         stop = None
-        if lin.r_norm <= NEARLY_EXACT * self.curve.target_norm:
+        if lin.r_norm > self.nearly_exact and lin.gain > self.far * lin.point.cost:
+            return None
+        if lin.r_norm <= self.nearly_exact:
             limit = EXACT_FIT * lin.rounding(self.curve)
             stop = Stop(Status.CONVERGED_RESIDUAL, lin.r_norm, limit) if lin.r_norm <= limit else None
         if stop is None:
@@ -247,7 +251,7 @@ class Loop:
         """Return which of the three tests on the Gauss-Newton step is met."""
         lin = self.lin
         gain = lin.gain / lin.point.cost
-        if gain > FAR and gain > ftol:  # nothing else is small either
+        if gain > self.far:
             return None
         if gain <= ftol:
             stop = Stop(Status.CONVERGED_COST, gain, ftol)
