@@ -14,6 +14,7 @@ import torch
 
 from lmfit_gpu.backends import backend_name
 from lmfit_gpu.compact import Answer, Curve, Limits, UnusualError, has_size, minimize
+from lmfit_gpu.compact.linear import MOST_PARAMS
 from lmfit_gpu.models import NumpyFunction
 from lmfit_gpu.parameters import resolve_start
 from lmfit_gpu.preparation import CPU, Setup, is_module, squeezes
@@ -33,7 +34,14 @@ USUAL = {  # options with the values that the short path knows
     "chunk_rows": ("auto",),
     "damping": ("trust-region",),
     "callback": (None,),
+    "bounds": (None,),
+    "fixed": ((), None),
+    "tied": (None,),
+    "loss": ("linear",),
 }
+COMPARABLE = (str, torch.device, type(None), tuple)  # without asking an array what it equals
+USUAL_LIMITS = Limits()
+NAMES = tuple(f"p{j}" for j in range(MOST_PARAMS))
 REAL = "fiub"  # kinds of dtype that are real numbers
 
 
@@ -84,12 +92,13 @@ def attempt(options: Any, X: Any, y: Any, weights: np.ndarray | None = None) -> 
     scheme = "user" if callable(options.jac) else SCHEMES.get(options.jac)
     if scheme is None or not _is_usual(options) or not _is_plain(X, 2) or not _is_plain(y, 1):
         return None
-    if options.model is None or is_module(options.model) or options.p0 is None or callable(options.p0):
+    p0 = options.p0
+    if options.model is None or is_module(options.model) or p0 is None or isinstance(p0, str) or callable(p0):
         return None
     squeeze = squeezes(options, X, False)
     x = np.ascontiguousarray(X[:, 0], dtype=np.float64) if squeeze else np.asarray(X, dtype=np.float64)
     target = np.ascontiguousarray(y, dtype=np.float64)
-    theta, names, order = resolve_start(options.p0, options.model, (x, target))
+    theta, names, order = resolve_start(p0, options.model, (x, target))
     if order == "theta" or not has_size(len(target), len(theta)):
         return None
     limits = Tolerances.resolve(options.ftol, options.xtol, options.gtol, torch.float64)
@@ -101,8 +110,8 @@ def attempt(options: Any, X: Any, y: Any, weights: np.ndarray | None = None) -> 
 
 
 def _is_usual(options: Any) -> bool:
-    given = ((getattr(options, name), values) for name, values in USUAL.items())
-    known = all(isinstance(value, (str, torch.device, type(None))) and value in values for value, values in given)
+    given = ((getattr(options, name, values[0]), values) for name, values in USUAL.items())
+    known = all(isinstance(value, COMPARABLE) and value in values for value, values in given)
     return known and backend_name(options.backend, CPU) == "scipy"
 
 
@@ -148,10 +157,10 @@ def tiny_curve_fit(  # noqa: PLR0913
         return None
     if theta.ndim != 1 or not has_size(len(y), len(theta)) or len(y) not in (x.shape[0], x.shape[-1]):
         return None
-    if not all(math.isfinite(array.sum()) for array in (x, y, theta)) or backend_name("auto", CPU) != "scipy":
+    # In y and p0 what is not finite shows in the residuals; in x a function may hide it.
+    if not math.isfinite(x.sum()) or backend_name("auto", CPU) != "scipy":
         return None
     try:
-        names = [f"p{j}" for j in range(len(theta))]
-        return minimize(Curve(f, x, y, weights, jac), theta, limits or Limits(), names)
+        return minimize(Curve(f, x, y, weights, jac), theta, limits or USUAL_LIMITS, NAMES[: len(theta)])
     except UnusualError:
         return None

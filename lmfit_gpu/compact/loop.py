@@ -108,7 +108,7 @@ class Loop:
         else:
             low, high = STEP_WITHIN
             wanted = lin.steps(curve, theta, scheme)
-            if not all(low * b <= a <= high * b for a, b in zip(steps, wanted, strict=True)):
+            if steps != wanted and not all(low * b <= a <= high * b for a, b in zip(steps, wanted, strict=True)):
                 self.lin = lin = Linear(curve, point, (scheme, wanted), block, None)
             if not (block.jacobian.all() or all(map(shows, block.columns))):
                 raise UnusualError("a difference step does not show")
