@@ -14,6 +14,7 @@ A covariance matrix C = L Lᵀ of y makes :math:`\chi^2 = r^T C^{-1} r = \|L^{-1
 layout is whole; a diagonal C is the same as standard deviations.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -144,8 +145,9 @@ def _is_complex(array: Any) -> bool:
 
 
 def _is_finite(values: Any) -> bool:
-    if isinstance(values, np.ndarray | float):
-        return bool(np.isfinite(values).all())
+    if isinstance(values, np.ndarray):
+        squares = np.vdot(values, values).real  # one product tells, unless it overflows
+        return math.isfinite(squares) or bool(np.isfinite(values).all())
     return not isinstance(values, torch.Tensor) or bool(torch.isfinite(values).all())
 
 

@@ -144,7 +144,7 @@ def _translate_tolerances(options: dict[str, Any]) -> None:
 
 def _translate_counts(keywords: dict[str, Any], options: dict[str, Any]) -> None:
     for name, automatic in (("maxfev", (None, 0)), ("max_nfev", (None,))):
-        value = keywords.get(name)
+        value: Any = keywords.get(name)
         if value in automatic:
             continue
         whole = _is_number(value) and value >= 1 and value == value // 1
