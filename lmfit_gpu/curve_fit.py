@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
 
 from lmfit_gpu.curve_data import CurveData, read_data
 from lmfit_gpu.curve_functions import WholeCurve, of_columns, stacked, with_stacked_output, with_stacked_rows
@@ -27,6 +26,7 @@ from lmfit_gpu.estimator import LMRegressor
 from lmfit_gpu.exceptions import CovarianceWarning, FitWarning
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.parameters import call_signature
+from lmfit_gpu.result import Result
 from lmfit_gpu.scipy_keywords import fit_options
 
 __all__ = ["curve_fit"]
@@ -140,16 +140,15 @@ def curve_fit(  # noqa: PLR0913
     if absolute_sigma and sigma is None:
         warnings.warn("absolute_sigma=True without sigma: standard deviations of 1 are taken", FitWarning, stacklevel=2)
     curve = _assembled(f, data, start, jac, n_params)
-    given = {"bounds": bounds} if bounds is not None else {}
-    given |= {"absolute_sigma": True} if absolute_sigma else {}
-    est = LMRegressor(**curve.model, **given, **options)
-    trouble = _fit(est, curve, absolute_sigma)
+    est = CurveRegressor(**curve.model, bounds=bounds, absolute_sigma=bool(absolute_sigma), **options)
+    est.fit(curve.X, curve.y, sigma=1.0 if absolute_sigma and curve.sigma is None else curve.sigma)
     if not est.result_.success:
         raise RuntimeError(f"Optimal parameters not found: {est.result_.message}. Best point: {est.theta_.tolist()}")
-    if trouble is not None:
-        message = f"Covariance of the parameters could not be estimated: {trouble}"
-        warnings.warn(message, CovarianceWarning, stacklevel=2)
     popt, pcov = est.theta_, est.covariance_
+    if pcov is None or not np.isfinite(pcov).all():
+        for trouble in est.troubles():
+            message = f"Covariance of the parameters could not be estimated: {trouble}"
+            warnings.warn(message, CovarianceWarning, stacklevel=2)
     if pcov is None:
         pcov = np.full((len(popt), len(popt)), np.inf)
     if not full_output:
@@ -305,17 +304,18 @@ def _named(start: Any, whole: WholeCurve) -> Any:
     return {name: start[name] for name in names}
 
 
-def _fit(est: LMRegressor, curve: Curve, absolute_sigma: bool) -> CovarianceWarning | None:
-    """Fit, and return what is wrong with the covariance."""
-    sigma = 1.0 if absolute_sigma and curve.sigma is None else curve.sigma
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # raised as an error by the caller, as SciPy does
-        warnings.simplefilter("error", CovarianceWarning)  # the last thing that a fit does: all attributes are set
-        try:
-            est.fit(curve.X, curve.y, **({} if sigma is None else {"sigma": sigma}))
-        except CovarianceWarning as trouble:
-            return trouble
-    return None
+class CurveRegressor(LMRegressor):
+    """An estimator that does not warn: curve_fit says it in SciPy's words."""
+
+    def _warn(self, result: Result) -> None:
+        pass
+
+    def troubles(self) -> list[str]:
+        """Return what is wrong with the covariance."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            super()._warn(self.result_)
+        return [str(warning.message) for warning in caught if issubclass(warning.category, CovarianceWarning)]
 
 
 def _infodict(est: LMRegressor, curve: Curve, n_params: int, is_minpack: bool) -> dict[str, Any]:

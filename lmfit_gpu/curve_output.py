@@ -15,7 +15,7 @@ from scipy.linalg import qr
 
 from lmfit_gpu.estimator import LMRegressor
 from lmfit_gpu.jacobian import Derivatives
-from lmfit_gpu.preparation import prepare
+from lmfit_gpu.preparation import Data, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Status
 
@@ -54,7 +54,7 @@ def evaluated(est: LMRegressor, X: Any, y: Any, n_params: int) -> tuple[LeastSqu
     """
     theta = est.theta_[:n_params]
     plain = LMRegressor(est.model, residual=est.residual, p0=theta, x_format=est.x_format, dtype=est.dtype)
-    setup = prepare(plain, X, y)
+    setup = prepare(plain, Data(X, y))
     return LeastSquaresProblem(setup.model, setup.rows, setup.theta, devices=setup.devices), setup.theta
 
 

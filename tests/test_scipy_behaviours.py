@@ -712,7 +712,15 @@ def test_refused_keywords_say_what_to_use(keyword):
 
 def test_refused_keywords_may_ask_for_nothing():
     popt, _ = curve_fit(
-        decay, X11, decay(X11, 2, 2), diff_step=None, epsfcn=None, jac_sparsity=None, tr_options={}, verbose=0, workers=None
+        decay,
+        X11,
+        decay(X11, 2, 2),
+        diff_step=None,
+        epsfcn=None,
+        jac_sparsity=None,
+        tr_options={},
+        verbose=0,
+        workers=None,
     )
     np.testing.assert_allclose(popt, [2, 2], rtol=1e-8)
 
