@@ -212,7 +212,9 @@ def _between(bounds: Any, names: tuple[str, ...]) -> np.ndarray:
     low, high = (np.broadcast_to(side, n) for side in (low, high))
     has_low, has_high = np.isfinite(low), np.isfinite(high)
     start = np.where(has_low, low + 1, np.where(has_high, high - 1, 1.0))
-    return np.where(has_low & has_high, low / 2 + high / 2, start)
+    both = has_low & has_high
+    start[both] = low[both] / 2 + high[both] / 2
+    return start
 
 
 def _is_minpack(method: str | None, bounds: Any) -> bool:

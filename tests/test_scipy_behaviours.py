@@ -118,7 +118,7 @@ def test_two_close_peaks():
     def f(x, x0, x1, a0, a1, s, c):
         return a0 * np.exp(-((x - x0) ** 2) / (2 * s**2)) + a1 * np.exp(-((x - x1) ** 2) / (2 * s**2)) + c
 
-    p0 = [574.1861, 574.2155, 1302, 1302, 0.0035, 859]
+    p0 = [574.1861428571428, 574.2155714285715, 1302, 1302, 0.003502, 859]  # the peaks are narrower than the rows apart
     assert_like_scipy(f, x.tolist(), y.tolist(), p0, maxfev=10000, pcov_rtol=1e-3)
 
 
@@ -292,7 +292,7 @@ def test_complex_y_is_stacked():
     expected, covariance = scipy_curve_fit(as_parts, x, np.concatenate([y.real, y.imag]), [1, 1], **TIGHT)
     popt, pcov = curve_fit(f, x, y, [1, 1])
     np.testing.assert_allclose(popt, expected, rtol=1e-7)
-    np.testing.assert_allclose(pcov, covariance, rtol=1e-5)
+    np.testing.assert_allclose(pcov, covariance, rtol=1e-5, atol=1e-12)
 
 
 # ---- curve_fit: NaN
@@ -380,7 +380,7 @@ def test_omit_drops_inf_and_bad_sigma():
 def test_masked_values_are_missing():
     x, y = noisy_decay()
     masked = np.ma.masked_array(y, mask=np.arange(50) % 10 == 3)
-    with pytest.raises(ValueError, match="ydata.*masked"):
+    with pytest.raises(ValueError, match=r"ydata.*masked"):
         curve_fit(decay, x, masked)
     popt, _ = curve_fit(decay, x, masked, nan_policy="omit")
     np.testing.assert_array_equal(popt, curve_fit(decay, x[~masked.mask], y[~masked.mask])[0])
@@ -395,7 +395,7 @@ def test_unchecked_infinite_x_reaches_f():
 def test_unchecked_nan_y_is_an_error():
     x, y = noisy_decay()
     y[3] = np.nan
-    with pytest.raises(ValueError, match="NaN|not finite"):
+    with pytest.raises(ValueError, match=r"NaN|not finite"):
         curve_fit(decay, x, y, check_finite=False)
 
 
@@ -463,7 +463,7 @@ def test_covariance_that_is_not_positive_definite():
 
 
 def test_covariance_that_is_not_symmetric():
-    with pytest.raises(ValueError, match="sigma.*symmetric"):
+    with pytest.raises(ValueError, match=r"sigma.*symmetric"):
         curve_fit(line, X4, Y4, sigma=np.eye(4) + 0.1 * np.eye(4, k=1))
 
 
@@ -505,14 +505,14 @@ def test_a_function_without_parameters():
 
 
 def test_a_signature_that_does_not_tell():
-    with pytest.raises(ValueError, match="p0.*number of parameters"):
+    with pytest.raises(ValueError, match=r"p0.*number of parameters"):
         curve_fit(lambda x, *p: p[0] * x, X4, Y4)
     popt, _ = curve_fit(lambda x, *p: p[0] * x + p[1], X4, Y4, p0=[1, 1])
     np.testing.assert_allclose(popt, np.polyfit(X4, Y4, 1), rtol=1e-10)
 
 
 def test_p0_of_the_wrong_length():
-    with pytest.raises(ValueError, match="p0: got 3 values.*2 parameters"):
+    with pytest.raises(ValueError, match=r"p0: got 3 values.*2 parameters"):
         curve_fit(line, X4, Y4, p0=[1, 1, 1])
 
 
@@ -524,7 +524,7 @@ def test_p0_is_left_as_it_is():
 
 def test_p0_that_is_complex():
     for p0 in ([1 + 0j, 1], 2.0 + 0j):
-        with pytest.raises(ValueError, match="p0.*real"):
+        with pytest.raises(ValueError, match=r"p0.*real"):
             curve_fit(line, X4, Y4, p0)
 
 
@@ -562,7 +562,7 @@ def test_bounds_as_pair_and_as_object(method):
 
 
 def test_bounds_refused_by_lm():
-    with pytest.raises(ValueError, match="lm.*unconstrained"):
+    with pytest.raises(ValueError, match=r"lm.*unconstrained"):
         curve_fit(decay, X11, decay(X11, 2, 2), bounds=([1, 0], [1.5, 3]), method="lm")
     curve_fit(decay, X11, decay(X11, 2, 2), bounds=(-np.inf, np.inf), method="lm")
 
@@ -593,20 +593,20 @@ def test_method_names():
     for method in METHODS:
         popt, _ = curve_fit(decay, X11, decay(X11, 2, 2), method=method)
         np.testing.assert_allclose(popt, [2, 2], rtol=1e-8)
-    with pytest.raises(ValueError, match="method.*unknown"):
+    with pytest.raises(ValueError, match=r"method.*unknown"):
         curve_fit(decay, X11, decay(X11, 2, 2), method="unknown")
 
 
 def test_more_parameters_than_values():
     def f(x, a, b, c, d, e):
-        return a * np.exp(-b * x) + c + d + e
+        return a + b * x + c * x**2 + d * x**3 + e * x**4
 
     with pytest.raises(TypeError, match="func parameters=5 must not exceed the number of data points=4"):
         curve_fit(f, X4, Y4, method="lm")
     for method in (None, "trf"):
         with pytest.warns(OptimizeWarning):
             popt, pcov = curve_fit(f, X4, Y4, method=method)
-        assert f(X4, *popt).shape == (4,)
+        np.testing.assert_allclose(f(X4, *popt), Y4, atol=1e-6)
         assert not np.isfinite(pcov.diagonal()).any()
 
 
@@ -706,7 +706,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("keyword", REFUSED)
 def test_refused_keywords_say_what_to_use(keyword):
-    with pytest.raises(TypeError, match=rf"{keyword}: got .*; .*"):
+    with pytest.raises(TypeError, match=rf"(?s){keyword}: got .*; .*"):
         curve_fit(decay, X11, decay(X11, 2, 2), **{keyword: REFUSED[keyword]})
 
 
@@ -774,7 +774,7 @@ def test_diag_and_factor():
 def test_tr_solver(name, solver):
     x, y = noisy_decay()
     np.testing.assert_array_equal(curve_fit(decay, x, y, tr_solver=name)[0], curve_fit(decay, x, y, solver=solver)[0])
-    with pytest.raises(ValueError, match="tr_solver.*best"):
+    with pytest.raises(ValueError, match=r"tr_solver.*best"):
         curve_fit(decay, x, y, tr_solver="best")
 
 
@@ -810,7 +810,7 @@ def test_loss_and_f_scale(loss):
 
 
 def test_loss_with_lm():
-    with pytest.raises(ValueError, match="lm.*linear"):
+    with pytest.raises(ValueError, match=r"lm.*linear"):
         curve_fit(line, X4, Y4, method="lm", loss="huber")
     with pytest.raises(ValueError, match="loss"):
         curve_fit(line, X4, Y4, loss="hinge")
@@ -961,3 +961,264 @@ def test_fits_in_several_threads():
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# ---- least_squares, through LMRegressor(residual=...)
+
+JACS = ["auto", "2-point", "3-point", "cs"]
+
+
+@pytest.mark.parametrize("jac", [*JACS, lambda theta, X, y: 2 * theta[:, None]])
+def test_a_jacobian_that_vanishes_at_the_minimum(jac):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        est = solve(squared_plus_five, [2.0], jac=jac)
+    np.testing.assert_allclose(est.theta_, 0, atol=1e-4)
+    np.testing.assert_allclose(est.result_.cost, 12.5)
+
+
+@pytest.mark.parametrize("jac", [*JACS, rosenbrock_jac])
+@pytest.mark.parametrize("scaling", ["jacobian", "identity", [1.0, 5.0]])
+@pytest.mark.parametrize("solver", ["qr", "cg"])
+def test_rosenbrock(jac, scaling, solver):
+    est = solve(rosenbrock, [-2, 1], jac=jac, solver=solver, damping=TrustRegion(scaling=scaling))
+    np.testing.assert_allclose(est.theta_, [1, 1], rtol=1e-7)
+    assert est.result_.success
+
+
+def test_fewer_residuals_than_parameters():
+    est = solve(lambda theta: np.append(rosenbrock(theta)[:1], 0.0), [-2, 1])
+    np.testing.assert_allclose(est.result_.cost, 0, atol=1e-14)
+    with pytest.raises(ValueError, match="1 value for 2 parameters"):  # a vector is expected, not a sum
+        solve(lambda theta: rosenbrock(theta)[:1], [-2, 1])
+
+
+def test_jac_names():
+    with pytest.raises(ValueError, match=r"jac: got 'oops'"):
+        solve(squared_plus_five, [2.0], jac="oops")
+
+
+def test_fit_options_that_do_not_exist():
+    with pytest.raises(TypeError, match="no_such_option"):
+        solve(squared_plus_five, [2.0], no_such_option=100)
+
+
+def test_counts_and_status_of_a_result():
+    calls = []
+
+    def fun(theta):
+        calls.append(theta)
+        return rosenbrock(theta)
+
+    est = solve(fun, [-2, 1], jac=rosenbrock_jac)
+    result = est.result_
+    assert result.success and result.status > 0 and result.message
+    assert 0 < result.nfev <= len(calls) < result.nfev + 30  # the calls that find out what the function is come first
+    assert 0 < result.njev <= result.n_iter + 2
+    np.testing.assert_allclose(result.cost, 0.5 * np.sum(rosenbrock(est.theta_) ** 2), atol=1e-20)
+
+
+def test_no_trial_at_all():
+    with pytest.warns(ConvergenceWarning):
+        est = solve(squared_plus_five, [2.0], max_iter=0)
+    assert est.theta_.tolist() == [2.0]
+    assert est.result_.cost == 40.5
+    assert est.result_.status == Status.MAX_ITER
+    assert not est.result_.success
+
+
+def test_residuals_of_two_axes_are_flattened():
+    est = solve(lambda theta: np.stack([theta - 1, theta - 3]), [0.0, 0.0])
+    np.testing.assert_allclose(est.theta_, [2, 2], rtol=1e-9)
+
+
+def test_start_of_two_axes():
+    with pytest.raises((TypeError, ValueError), match="p0"):
+        solve(squared_plus_five, np.ones((2, 2)))
+
+
+def discrete_boundary_value_problem(theta):
+    n = 5
+    u = np.zeros((n + 2, n + 2))
+    u[1:-1, 1:-1] = x = theta.reshape(n, n)
+    return (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * x + x**3).ravel()
+
+
+def test_a_boundary_value_problem_ends():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        est = solve(discrete_boundary_value_problem, np.ones(25), ftol=1e-2, max_iter=100)
+    assert est.result_.cost < 0.5
+
+
+def test_a_start_near_the_answer_is_not_left_for_a_worse_one():
+    est = solve(lambda theta: (theta - 1e-12) ** 2, [1.1e-12], bounds=(0, np.inf))
+    assert abs(est.theta_[0] - 1e-12) <= 0.1e-12
+    assert est.result_.success
+
+
+# ---- bounds
+
+
+@pytest.mark.parametrize(
+    ("x0", "bounds"),
+    [
+        ([2.0], (10.0, 0.0)),  # crossed
+        ([2.0], (3.0, 4)),  # the start is outside
+        ([2.0], (1.0, 2, 3)),
+        ([2.0], (1.0, [2.0, 3.0])),
+        ([1.0, 2.0], ([0.0], [3.0, 4.0])),  # one in a list is not broadcast
+    ],
+)
+def test_bounds_that_make_no_sense(x0, bounds):
+    with pytest.raises(ValueError, match="bound|p0"):
+        solve(lambda theta: theta, x0, bounds=bounds)
+
+
+@pytest.mark.parametrize("jac", JACS)
+def test_within_and_on_a_bound(jac):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        inside = solve(squared_plus_five, [2.0], jac=jac, bounds=(-1.0, 3.0))
+    np.testing.assert_allclose(inside.theta_, 0, atol=1e-4)
+    on_bound = solve(squared_plus_five, [2.0], jac=jac, bounds=(0.5, 3.0))
+    assert on_bound.theta_.tolist() == [0.5]
+    assert on_bound.result_.success
+    assert "p0" in on_bound.result_.message and "bound" in on_bound.result_.message
+
+
+@pytest.mark.parametrize("jac", JACS)
+@pytest.mark.parametrize("kind", [lambda low, high: (low, high), Bounds])
+def test_shapes_of_bounds(jac, kind):
+    for low, high, expected in [
+        (0.5, [2.0, 2.0], [0.5, 0.5]),
+        ([0.3, 0.2], 3.0, [0.3, 0.2]),
+        ([-1, 0.5], [1.0, 3.0], [0.0, 0.5]),
+        (-np.inf, np.inf, [0.0, 0.0]),
+        (-np.inf, [-0.5, 2], [-0.5, 0.0]),
+    ]:
+        x0 = np.minimum(1.0, high)
+        est = solve(lambda theta: theta.copy(), x0, jac=jac, bounds=kind(low, high))
+        np.testing.assert_allclose(est.theta_, expected, atol=1e-8)
+
+
+def test_bounds_objects():
+    for x0, bounds, expected in [
+        (0.5, Bounds(), 0),
+        (3.0, Bounds(lb=1.0), 1),
+        (0.5, Bounds(lb=-1.0, ub=1.0), 0),
+        (-3.0, Bounds(ub=-1.0), -1),
+    ]:
+        est = solve(lambda theta: theta.copy(), x0, bounds=bounds)
+        np.testing.assert_allclose(est.theta_, expected, atol=1e-8)
+
+
+ROSENBROCK_IN_A_BOX = [
+    ([-2.0, 1.0], ([-np.inf, -1.5], np.inf)),
+    ([2.0, 2.0], ([-np.inf, 1.5], np.inf)),
+    ([-2.0, 2.0], ([-np.inf, 1.5], np.inf)),
+    ([0.0, 2.0], ([-np.inf, 1.5], [1.0, np.inf])),
+    ([2.0, 2.0], ([1.0, 1.5], [3.0, 3.0])),
+    ([-1.2, 1.0], ([-50.0, 0.0], [0.5, 100])),
+]
+
+
+@pytest.mark.parametrize("jac", [*JACS, rosenbrock_jac])
+@pytest.mark.parametrize(("x0", "bounds"), ROSENBROCK_IN_A_BOX)
+@pytest.mark.parametrize("scaling", ["jacobian", "identity"])
+def test_rosenbrock_in_a_box(jac, x0, bounds, scaling):
+    est = solve(rosenbrock, x0, jac=jac, bounds=bounds, damping=TrustRegion(scaling=scaling))
+    assert est.result_.success
+    gradient = rosenbrock_jac(est.theta_).T @ rosenbrock(est.theta_)
+    lower, upper = (np.broadcast_to(np.asarray(bound, dtype=float), 2) for bound in bounds)
+    assert np.all((est.theta_ >= lower) & (est.theta_ <= upper))
+    free = np.where(est.theta_ == lower, np.minimum(gradient, 0), gradient)
+    free = np.where(est.theta_ == upper, np.maximum(gradient, 0), free)
+    np.testing.assert_allclose(free, 0, atol=1e-5)
+
+
+def test_a_start_on_a_bound():
+    y = np.concatenate([np.zeros(66), np.random.default_rng(19103).poisson(np.exp(0.06 * np.arange(83)))])
+    x = 0.1 * np.arange(y.size)
+
+    def fun(theta):
+        a, b, x0 = theta
+        return a * np.exp(b * (x - x0)) - y
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CovarianceWarning)
+        est = solve(fun, [0.01, 1.0, 5.0], bounds=([0.01, 0, 0], [np.inf, 10, 20.9]))
+    assert est.result_.success
+    reference = least_squares(fun, [0.02, 1.0, 5.0], bounds=([0.01, 0, 0], [np.inf, 10, 20.9]), x_scale="jac", **TIGHT)
+    assert est.result_.cost <= reference.cost * (1 + 1e-8)
+
+
+# ---- robust losses
+
+
+def cubic_soft_l1(z):
+    t = 1 + z
+    return np.stack([3 * (t ** (1 / 3) - 1), t ** (-2 / 3), -2 / 3 * t ** (-5 / 3)])
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, cubic_soft_l1])
+@pytest.mark.parametrize("jac", ["auto", "3-point"])
+def test_outliers_pull_less_than_in_least_squares(loss, jac):
+    rng = np.random.default_rng(12220903)
+    x = np.linspace(-1, 1, 11)
+    for noise in (0.1, 1.0):
+        y = 1 + np.exp(0.1 * x) + noise * rng.normal(size=11)
+        y[3] += 50 * noise
+
+        def fun(p, y=y):
+            return p[0] + np.exp(p[1] * x) - y
+
+        est = solve(fun, [0.0, 0.0], jac=jac, loss=loss, f_scale=noise)
+        expected = least_squares(fun, est.theta_, loss=loss, f_scale=noise, **TIGHT)
+        assert est.result_.success
+        np.testing.assert_allclose(est.result_.cost, expected.cost, rtol=1e-8)
+        if loss != "linear":
+            plain = solve(fun, [0.0, 0.0])
+            off, off_plain = (np.linalg.norm(e.theta_ - [1, 0.1]) for e in (est, plain))
+            assert off < off_plain
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, cubic_soft_l1])
+def test_the_cost_is_that_of_the_loss(loss):
+    with pytest.warns(ConvergenceWarning):
+        est = solve(squared_plus_five, [2.0], loss=loss, f_scale=3.0, max_iter=0)
+    reference = least_squares(squared_plus_five, 2.0, loss=loss, f_scale=3.0, max_nfev=1)
+    np.testing.assert_allclose(est.result_.cost, reference.cost, rtol=1e-12)
+
+
+def test_loss_names_and_shapes():
+    with pytest.raises(ValueError, match="loss.*hinge"):
+        solve(squared_plus_five, [2.0], loss="hinge")
+    with pytest.raises(ValueError, match="loss"):
+        solve(lambda theta: theta - np.arange(3.0), [2.0], loss=lambda z: z)
+
+
+# ---- callback
+
+
+@pytest.mark.parametrize("bounds", [None, (-8.0, 8.0)])
+def test_callback_is_called_after_every_trial(bounds):
+    records = []
+    est = solve(lambda theta: theta**2 - 5, [5.0], bounds=bounds, callback=records.append)
+    assert [record.n_iter for record in records] == list(range(1, est.n_iter_ + 1))
+    assert records[-1].cost == est.result_.cost
+    assert est.result_.status != Status.STOPPED_BY_CALLBACK
+    with pytest.warns(ConvergenceWarning, match="STOPPED_BY_CALLBACK"):
+        est = solve(lambda theta: theta**2 - 5, [5.0], bounds=bounds, callback=lambda record: True)
+    assert est.n_iter_ == 1
+
+
+# ---- the tables themselves
+
+
+def test_every_row_of_the_tables_names_its_test():
+    text = (Path(__file__).parents[1] / "docs" / "scipy.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+)` *\|$", text, re.MULTILINE)
+    assert len(named) == len(set(named))
+    here = {name for name in globals() if name.startswith("test_")} - {"test_every_row_of_the_tables_names_its_test"}
+    assert set(named) == here
