@@ -1067,12 +1067,14 @@ def test_a_start_near_the_answer_is_not_left_for_a_worse_one():
         ([2.0], (3.0, 4)),  # the start is outside
         ([2.0], (1.0, 2, 3)),
         ([2.0], (1.0, [2.0, 3.0])),
-        ([1.0, 2.0], ([0.0], [3.0, 4.0])),  # one in a list is not broadcast
+        ([1.0, 2.0], ([0.0, 1.0, 2.0], [3.0, 4.0])),
     ],
 )
 def test_bounds_that_make_no_sense(x0, bounds):
-    with pytest.raises(ValueError, match="bound|p0"):
+    with pytest.raises(ValueError, match=r"bound|p0"):
         solve(lambda theta: theta, x0, bounds=bounds)
+    one_in_a_list = solve(rosenbrock, [0.5, 2.0], bounds=([0.0], [3.0, 4.0]))
+    np.testing.assert_allclose(one_in_a_list.theta_, [1, 1], rtol=1e-7)
 
 
 @pytest.mark.parametrize("jac", JACS)
@@ -1192,7 +1194,7 @@ def test_the_cost_is_that_of_the_loss(loss):
 
 
 def test_loss_names_and_shapes():
-    with pytest.raises(ValueError, match="loss.*hinge"):
+    with pytest.raises(ValueError, match=r"loss.*hinge"):
         solve(squared_plus_five, [2.0], loss="hinge")
     with pytest.raises(ValueError, match="loss"):
         solve(lambda theta: theta - np.arange(3.0), [2.0], loss=lambda z: z)
