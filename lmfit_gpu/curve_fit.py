@@ -187,11 +187,19 @@ def _start(p0: Any, f: Callable[..., Any], bounds: Any) -> tuple[Any, int | None
         names = call_signature(f, None)[0] or ()
         return _between(bounds, names), len(names)
     if isinstance(p0, (str, Mapping)) or callable(p0):
-        return p0, len(p0) if isinstance(p0, Mapping) else None
+        return p0, _count(p0, f) if isinstance(p0, Mapping) else None
     start = np.ravel(p0.detach().cpu().numpy() if isinstance(p0, torch.Tensor) else p0)
     if start.dtype.kind == "c":
         raise ValueError(f"p0: got {p0!r}; real numbers are expected")
     return start, start.size
+
+
+def _count(p0: Mapping[str, float], f: Callable[..., Any]) -> int:
+    """Return the number of parameters of f; ties may have brought further names."""
+    try:
+        return min(len(p0), len(call_signature(f, None)[0] or p0))
+    except ValueError:  # its signature does not tell
+        return len(p0)
 
 
 def _between(bounds: Any, names: tuple[str, ...]) -> np.ndarray:
@@ -250,9 +258,11 @@ def _works(f: Callable[..., Any], x: Any, start: Any, m: int) -> bool:
     if not isinstance(start, (np.ndarray, Mapping)):
         return False
     try:
+        names, order = call_signature(f, len(start))
+        theta = [start[name] for name in names or start] if isinstance(start, Mapping) else start
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            values = f(x, *(start.values() if isinstance(start, Mapping) else start))
+            values = f(x, np.asarray(theta)) if order == "theta" else f(x, *theta)
             return np.size(values) in (1, m) or m == 1
     except CALL_ERRORS:
         return False
@@ -273,7 +283,6 @@ class Curve:
     X: Any
     y: Any
     sigma: Any
-    whole: WholeCurve | None
 
 
 def _assembled(f: Callable[..., Any], data: CurveData, start: Any, jac: Any, n_params: int | None) -> Curve:
@@ -281,14 +290,16 @@ def _assembled(f: Callable[..., Any], data: CurveData, start: Any, jac: Any, n_p
         whole = WholeCurve(f, data, n_params)
         jac = whole.jacobian(jac) if callable(jac) else jac
         model = {"residual": whole, "p0": _named(start, whole), "jac": jac or "auto"}
-        return Curve(model, np.arange(float(data.y.shape[0]))[:, None], None, None, whole)
+        rows = np.arange(float(data.y.shape[0]))[:, None]  # the estimator counts them; the residual does not look
+        X = torch.from_numpy(rows).to(data.x.device) if isinstance(data.x, torch.Tensor) else rows
+        return Curve(model, X, None, None)
     y, X = data.y, data.x.reshape(-1, 1) if data.layout == "rows" else data.x.T
     if data.layout == "columns":
         f, jac = of_columns(f), of_columns(jac) if callable(jac) else jac
     if _is_complex(y):
         y, f = stacked(y), with_stacked_output(f)
         jac = with_stacked_rows(jac) if callable(jac) else jac
-    return Curve({"model": f, "p0": start, "jac": "auto" if jac is None else jac}, X, y, data.sigma, None)
+    return Curve({"model": f, "p0": start, "jac": "auto" if jac is None else jac}, X, y, data.sigma)
 
 
 def _named(start: Any, whole: WholeCurve) -> Any:

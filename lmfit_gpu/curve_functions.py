@@ -117,15 +117,15 @@ class WholeCurve:
         return function(x, theta) if self.signature[1] == "theta" else function(x, *theta)
 
     def _like(self, theta: Any) -> CurveData:
-        return self._in_torch if isinstance(theta, torch.Tensor) else self._in_numpy
+        """Return the data as theta is: arrays, or tensors on its device."""
+        place = theta.device if isinstance(theta, torch.Tensor) else None
+        if place not in self._converted:
+            self._converted[place] = _converted(self.data, place)
+        return self._converted[place]
 
     @cached_property
-    def _in_numpy(self) -> CurveData:
-        return _converted(self.data, lambda part: part.detach().cpu().numpy(), torch.Tensor)
-
-    @cached_property
-    def _in_torch(self) -> CurveData:
-        return _converted(self.data, torch.from_numpy, np.ndarray)
+    def _converted(self) -> dict[torch.device | None, CurveData]:
+        return {}
 
     def _aligned(self, values: Any, y: Any) -> Any:
         """Return values − y."""
@@ -153,14 +153,20 @@ class WholeCurve:
         return stacked(part).reshape(-1) if part.ndim == 1 else _stacked_rows(part)
 
 
-def _converted(data: CurveData, convert: Callable[[Any], Any], kind: type) -> CurveData:
-    fields = {name: getattr(data, name) for name in ("x", "y", "sigma", "cholesky", "keep")}
-    new = {name: convert(value) if isinstance(value, kind) else value for name, value in fields.items()}
-    return CurveData(layout=data.layout, **new)
+def _converted(data: CurveData, device: torch.device | None) -> CurveData:
+    def convert(part: Any) -> Any:
+        if not isinstance(part, np.ndarray | torch.Tensor):
+            return part
+        if device is None:
+            return part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part
+        return torch.as_tensor(part).to(device)
+
+    fields = {name: convert(getattr(data, name)) for name in ("x", "y", "sigma", "cholesky", "keep")}
+    return CurveData(layout=data.layout, **fields)
 
 
 def _whitened(cholesky: Any, part: Any) -> Any:
     if isinstance(part, torch.Tensor):
         columns = part[:, None] if part.ndim == 1 else part
-        return torch.linalg.solve_triangular(cholesky.to(part), columns, upper=False).reshape(part.shape)
+        return torch.linalg.solve_triangular(cholesky.to(part.dtype), columns, upper=False).reshape(part.shape)
     return solve_triangular(cholesky, part, lower=True, check_finite=False)

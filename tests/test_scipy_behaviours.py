@@ -567,6 +567,42 @@ def test_bounds_refused_by_lm():
     curve_fit(decay, X11, decay(X11, 2, 2), bounds=(-np.inf, np.inf), method="lm")
 
 
+def test_equal_bounds_fix_a_parameter():
+    x, y = noisy_decay()
+    popt, pcov = curve_fit(decay, x, y, [2, 1.2], bounds=([0, 1.2], [9, 1.2]))
+    expected, covariance = scipy_curve_fit(lambda x, a: decay(x, a, 1.2), x, y, **TIGHT)
+    assert popt[1] == 1.2
+    np.testing.assert_allclose(popt[0], expected[0], rtol=1e-8)
+    np.testing.assert_allclose(pcov, [[covariance[0, 0], 0], [0, 0]], rtol=1e-6)
+
+
+def test_pcov_beside_a_bound():
+    x, y = noisy_decay()
+    popt, pcov = curve_fit(decay, x, y, [2, 1.1], bounds=([0, 0], [9, 1.2]))
+    expected, covariance = scipy_curve_fit(lambda x, a: decay(x, a, 1.2), x, y, **TIGHT)
+    assert popt[1] == 1.2
+    np.testing.assert_allclose(popt[0], expected[0], rtol=1e-8)
+    np.testing.assert_allclose(pcov[0, 0], covariance[0, 0], rtol=1e-6)
+    assert np.isnan(pcov[1]).all() and np.isnan(pcov[0, 1])
+
+
+@pytest.mark.parametrize("x_of", [np.array, pd.Series, lambda x: {"t": x}], ids=["array", "Series", "dict"])
+def test_parameters_by_name(x_of):
+    x, y = noisy_decay()
+
+    def f(x, a, b, c):
+        return a * np.exp(-b * (x["t"] if isinstance(x, dict) else x)) + c
+
+    popt, _ = curve_fit(f, x_of(x), y, {"c": 0.25, "b": 1, "a": 2}, bounds={"b": (0.5, 2)}, fixed=["c"])
+    expected, _ = scipy_curve_fit(lambda x, a, b: decay(x, a, b) + 0.25, x, y, **TIGHT)
+    np.testing.assert_allclose(popt, [*expected, 0.25], rtol=1e-7)
+    popt, _ = curve_fit(f, x_of(x), y, {"c": 0, "b": 1, "a": 2}, tied={"c": lambda a: 0.1 * a})
+    expected, _ = scipy_curve_fit(lambda x, a, b: decay(x, a, b) + 0.1 * a, x, y, **TIGHT)
+    np.testing.assert_allclose(popt, [*expected, 0.1 * expected[0]], rtol=1e-7)
+    with pytest.raises(ValueError, match=r"p0: got names \('a', 'd'"):
+        curve_fit(f, x_of(x), y, {"a": 2, "d": 1, "b": 0})
+
+
 @pytest.mark.parametrize("method", ["trf", "dogbox"])
 def test_p0_is_used_with_bounds(method):
     x = np.linspace(-2 * np.pi, 2 * np.pi, 40)
