@@ -107,8 +107,10 @@ class WholeCurve:
             data = self._like(theta)
             rows = self._called(jac, theta)
             rows = rows if isinstance(rows, torch.Tensor) else np.asarray(rows)
-            rows = rows if data.keep is None else rows[data.keep]
-            return self._weighted(rows, data)
+            m = data.y.shape[0] if data.keep is None else data.keep.shape[0]
+            if rows.ndim != 2 or (m != 1 and rows.shape[0] != m):
+                raise ValueError(f"jac: returned shape {tuple(rows.shape)}; ({m}, n) is expected")
+            return self._weighted(rows if data.keep is None else rows[data.keep], data)
 
         return of_residual
 

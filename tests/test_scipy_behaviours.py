@@ -670,6 +670,8 @@ def test_jac_function_of_a_wrong_shape():
     for shape in ((11, 3), (12, 2), (2,)):
         with pytest.raises(ValueError, match="jac"):
             curve_fit(decay, X11, decay(X11, 2, 2), jac=lambda x, a, b, shape=shape: np.ones(shape))
+        with pytest.raises(ValueError, match="jac"):
+            curve_fit(decay, X11, decay(X11, 2, 2), sigma=0.1 + np.eye(11), jac=lambda *_, shape=shape: np.ones(shape))
 
 
 def test_f_in_torch():
