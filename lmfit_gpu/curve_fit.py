@@ -24,6 +24,7 @@ from lmfit_gpu.curve_functions import WholeCurve, of_columns, stacked, with_stac
 from lmfit_gpu.curve_output import evaluated, exit_code, jacobian, pivoted_qr, residual
 from lmfit_gpu.estimator import LMRegressor
 from lmfit_gpu.exceptions import CovarianceWarning, FitWarning
+from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.parameters import call_signature
 from lmfit_gpu.result import Result
@@ -146,8 +147,9 @@ def curve_fit(  # noqa: PLR0913
         raise RuntimeError(f"Optimal parameters not found: {est.result_.message}. Best point: {est.theta_.tolist()}")
     popt, pcov = est.theta_, est.covariance_
     if pcov is None or not np.isfinite(pcov).all():
-        for trouble in est.troubles():
-            message = f"Covariance of the parameters could not be estimated: {trouble}"
+        missing = not_estimated(est.result_)
+        if missing:
+            message = f"Covariance of the parameters could not be estimated: {missing}"
             warnings.warn(message, CovarianceWarning, stacklevel=2)
     if pcov is None:
         pcov = np.full((len(popt), len(popt)), np.inf)
@@ -322,13 +324,6 @@ class CurveRegressor(LMRegressor):
 
     def _warn(self, result: Result) -> None:
         pass
-
-    def troubles(self) -> list[str]:
-        """Return what is wrong with the covariance."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            super()._warn(self.result_)
-        return [str(warning.message) for warning in caught if issubclass(warning.category, CovarianceWarning)]
 
 
 def _infodict(est: LMRegressor, curve: Curve, n_params: int, is_minpack: bool) -> dict[str, Any]:

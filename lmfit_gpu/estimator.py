@@ -16,15 +16,15 @@ from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.losses import resolve_loss
+from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.preparation import Data, Setup, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Result, of_all_parameters, scaled_covariance
 from lmfit_gpu.rows import as_tensor, chunk_slices
+from lmfit_gpu.starts import find_start, seed_of
 
 __all__ = ["LMRegressor"]
-
-NAMES_SHOWN = 6
 
 
 def _can_predict(estimator: "LMRegressor") -> bool:
@@ -50,9 +50,10 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         With a model: ``residual(prediction, target)``. Alone: ``residual(theta, X, y)`` → vector of any length.
     predict_fn : callable, optional
         ``predict_fn(theta, X)`` for a residual callable without a model.
-    p0 : sequence, dict, or callable (x, y) -> sequence or dict, optional
+    p0 : sequence, dict, "auto", or callable (x, y) -> sequence or dict, optional
         Start values. Default: a module's own parameters; 1 for each parameter of a function, with a warning (with
-        bounds the middle between two, 1 from a single one).
+        bounds the middle between two, 1 from a single one). "auto": a search that begins there
+        (:mod:`lmfit_gpu.starts`).
     bounds : (lower, upper), dict of name to (lower, upper), or scipy.optimize.Bounds, optional
         Scalars or one value for each parameter; None and ±inf: no bound. The model is never evaluated outside. A start
         on a bound is allowed, one outside is an error; equal bounds fix a parameter.
@@ -93,7 +94,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     max_iter : int
         Most trials.
     random_state : int, RandomState or None
-        Seeds a module factory.
+        Seeds a module factory, and the search of p0="auto" (there None is 0).
     callback : callable, optional
         ``callback(record)`` after every trial; a true return value stops the fit.
 
@@ -240,7 +241,12 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 "not their sum or mean (squares are taken here)"
             )
         try:
-            result = engine.minimize(problem, setup.theta, callback=self.callback)
+            theta, used = setup.theta, {}
+            if isinstance(self.p0, str):  # "auto"
+                theta, search = find_start(problem, theta, engine, seed=seed_of(self.random_state))
+                used = {"start": str(search)}
+            result = engine.minimize(problem, theta, callback=self.callback)
+            result = replace(result, used=result.used | used)
         except BaseException as interrupt:
             if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model: the best point is kept
                 self._keep(setup, self._told(setup, data, interrupt.result))
@@ -334,26 +340,9 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     def _warn(self, result: Result) -> None:
         if not result.success:
             warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=3)
-        if result.covariance is None:
-            message = (
-                f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(self.theta_)} "
-                "parameters; standard errors are NaN"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif not (result.has_freedom or result.absolute_sigma):
-            message = (
-                f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
-                f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif result.undetermined.any():
-            names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
-            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-            message = (
-                f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
-                f"{result.rank} for {len(self.theta_)} parameters; their standard errors are infinite"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
+        missing = not_estimated(result)
+        if missing:
+            warnings.warn(missing, CovarianceWarning, stacklevel=3)
 
 
 def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:

@@ -111,7 +111,13 @@ class BoundedLinearization:
                 last = (wrong != face).nonzero()[-1]
                 wrong = torch.where(torch.arange(len(face), device=face.device) == last, wrong, face)
             face = wrong
-        return no_step(self.scale, self.least_damping if damping is None else damping)
+        return self._clipped(p, step) if damping is not None else no_step(self.scale, self.least_damping)
+
+    def _clipped(self, p: torch.Tensor, step: Step) -> Step:
+        """Return what rounding has left undecided, clipped to the box: a trial, where it lowers the model."""
+        self._face = self._start
+        clipped = self._step(torch.minimum(torch.maximum(p, self._below), self._above), step, moved=True)
+        return clipped if clipped.predicted_reduction > 0 else no_step(self.scale, step.damping)
 
     def _wrong(self, face: torch.Tensor, p: torch.Tensor, damping: float) -> torch.Tensor:
         """Return the face after every parameter that is outside, or held against its will, has changed sides."""
@@ -211,8 +217,9 @@ class BoundedLinearization:
         )
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹ on the face of the undamped step."""
-        return self._on(self._undamped[1]).condition()
+        """Return the condition number of J D⁻¹ on the face of the undamped step; 1 where no parameter is free on it."""
+        face = self._undamped[1]
+        return self._on(face).condition() if bool((face == 0).any()) else 1.0
 
     def product(self, p: torch.Tensor) -> torch.Tensor:
         """Return JᵀJ p, shape (n,)."""
