@@ -171,6 +171,8 @@ def _tiny(
     sigma, absolute = noise
     if (jac is not None and not callable(jac)) or (sigma is None and absolute):
         return None
+    if any(isinstance(values, np.ma.MaskedArray) for values in (*data, sigma)):
+        return None
     weights = None
     if sigma is not None:
         sigma = np.asarray(sigma)
