@@ -33,8 +33,8 @@ def terms_of(name, z):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_derivatives_are_those_of_the_definition(name):
-    """50 digits; each term relative to its own size."""
-    with mpmath.workdps(50):
+    """700 digits, for 1 + 1e-300; each term relative to its own size."""
+    with mpmath.workdps(700):
         expected = np.array(
             [
                 [float(mpmath.diff(RHO[name], mpmath.mpf(z), k, h=mpmath.mpf(z) * mpmath.mpf(10) ** -12)) for z in Z]
@@ -77,7 +77,7 @@ def test_the_surrogate_has_the_gradient_of_the_cost(name, scale):
     differences = (loss.value(f + h) - loss.value(f - h)) / (4 * h)  # of ½ c² ρ
     small = torch.isfinite(differences) & (f.abs() > 1e-3 * scale) & (f.abs() < 1e6 * scale)
     kink = (f.abs() / scale - 1).abs() < 1e-3 if name == "huber" else torch.zeros_like(small)
-    np.testing.assert_allclose((s * r)[small & ~kink], differences[small & ~kink], rtol=2e-4)
+    np.testing.assert_allclose((s * r)[small & ~kink], differences[small & ~kink], rtol=2e-4, atol=1e-10 * scale)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,7 +95,7 @@ def test_the_surrogate_has_the_curvature_of_the_cost_where_it_is_safe(name):
 @pytest.mark.parametrize("f", [0.0, 5e-324, 1e-300, 1e-160, 1e-10, 1e80, 1e150, 1e160, 1e200, 1e300, -1e300, 1.7e308])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_nan_for_any_finite_residual(name, f):
-    """BUG: z overflows beyond 1e154, and ∞/∞ and ∞·0 are NaN."""
+    """BUG: z overflows beyond 1e154, and ∞/∞ and 0·∞ are NaN."""
     loss = resolve_loss(name, 1.0)
     value, (r, s) = loss.value(tensor([f])), loss.surrogate(tensor([f]))
     assert not bool(torch.isnan(torch.cat((value, r, s))).any())
@@ -195,7 +195,7 @@ def test_scales_of_every_type_of_number():
 
 # ---- costs and gradients of a problem, for every loss, every weight, every way to J
 
-N = 45
+N = 36
 X1 = np.linspace(0.1, 2.0, N)
 THETA = tensor([1.3, 0.7])
 
@@ -258,15 +258,13 @@ def cost_by_hand(loss, f, w, sigma, scale=0.5):
 
 
 OPTIONS = [
-    pytest.param({}, id="auto"),
     pytest.param({"chunk_rows": 1}, id="rows-1"),
     pytest.param({"chunk_rows": 7}, id="rows-7"),
     pytest.param({"chunk_rows": 16, "devices": [CPU, CPU]}, id="two-devices"),
 ]
 
 
-@pytest.mark.parametrize("two", [False, True], ids=["one-output", "two-outputs"])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("options", "two"), [({}, False), ({"chunk_rows": 1}, False), ({"chunk_rows": 7}, True)])
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_cost_of_a_problem(loss, weights, options, two):
@@ -284,7 +282,7 @@ def kept(request, monkeypatch):
     return request.param
 
 
-def check_every_path(problem, f, jac, gradient, hessian_of=None):
+def check_every_path(problem, jac, gradient):
     """Hold every product of J̃ and r̃ against the gradient of the cost and against the dense J̃."""
     jacobian = Derivatives.choose(problem, jac, THETA).at(THETA)
     size = np.abs(gradient).max()
@@ -313,19 +311,18 @@ def check_every_path(problem, f, jac, gradient, hessian_of=None):
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_path_has_the_gradient_of_the_cost(loss, weights, kind, kept):
-    problem, f, _ = made(kind, loss, weights)
+    problem, _, _ = made(kind, loss, weights)
     gradient = central_differences(lambda t: np.array([problem.cost(tensor(t))]), THETA, 1e-4)[0]
-    check_every_path(problem, f, "3-point" if kind == "numpy" else "autograd", gradient)
+    check_every_path(problem, "3-point" if kind == "numpy" else "autograd", gradient)
 
 
 @pytest.mark.parametrize("two", [False, True], ids=["one-output", "two-outputs"])
-@pytest.mark.parametrize("options", OPTIONS[1:])
-@pytest.mark.parametrize("weights", ["none", "both", "sigma-of-y"])
-@pytest.mark.parametrize("loss", ["linear", "cauchy"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("loss", "weights"), [("linear", "both"), ("cauchy", "sigma-of-y")])
 def test_every_path_in_blocks(loss, weights, options, two, kept):
-    problem, f, _ = made("torch", loss, weights, two, **options)
+    problem, _, _ = made("torch", loss, weights, two, **options)
     gradient = central_differences(lambda t: np.array([problem.cost(tensor(t))]), THETA, 1e-4)[0]
-    check_every_path(problem, f, "autograd", gradient)
+    check_every_path(problem, "autograd", gradient)
 
 
 @pytest.mark.parametrize("loss", NAMES)
