@@ -108,14 +108,9 @@ def test_what_a_row_of_weight_zero_holds_does_not_matter(what):
 @pytest.mark.parametrize("form", [list, tuple, pd.Series, torch.tensor, lambda w: w.astype(np.int8), lambda w: w > 0])
 def test_frequencies_in_every_form(form):
     found = made().fit(X, Y, sample_weight=form(FREQUENCY))
-    weights = (FREQUENCY > 0).astype(float) if getattr(form(FREQUENCY), "dtype", None) == bool else FREQUENCY
-    np.testing.assert_array_equal(found.theta_, made().fit(X, Y, sample_weight=weights).theta_)
-
-
-def test_ones_are_no_weights():
-    plain = made().fit(X, Y)
-    for weights in (1, np.ones(N), [1] * N):
-        np.testing.assert_array_equal(made().fit(X, Y, sample_weight=weights).theta_, plain.theta_)
+    np.testing.assert_array_equal(
+        found.theta_, made().fit(X, Y, sample_weight=np.asarray(form(FREQUENCY), float)).theta_
+    )
 
 
 def with_entry(value):
@@ -130,15 +125,12 @@ def with_entry(value):
         (np.zeros(N), "sample_weight: all are 0; no row is left"),
         (0, "sample_weight: all are 0"),
         (with_entry(-1), r"sample_weight: got -1 in row 7; frequencies >= 0"),
-        (with_entry(-np.inf), r"sample_weight: got -inf in row 7"),
         (with_entry(np.nan), r"Input sample_weight contains NaN or infinity in row 7;"),
         (with_entry(np.inf), r"Input sample_weight contains NaN or infinity in row 7;"),
         (np.ones(N - 1), r"sample_weight: got shape \(39,\); \(40,\) is expected"),
         (np.ones((N, 1)), r"sample_weight: got shape \(40, 1\)"),
-        (np.ones((N, 2)), r"sample_weight: got shape \(40, 2\)"),
         ([], r"sample_weight: got shape \(0,\)"),
         ("balanced", r"sample_weight: got str that is not numbers"),
-        (["a"] * N, r"sample_weight: got list that is not numbers"),
         (np.ones(N) + 1j, r"sample_weight: got ndarray that is not numbers: complex"),
         ({"a": 1}, r"sample_weight: got dict that is not numbers"),
     ],
@@ -391,6 +383,13 @@ def test_omit_of_a_residual_callable_alone():
     same(alone, made().fit(np.delete(X, 3, 0), np.delete(Y, 3)))
     with pytest.raises(ValueError, match=r"Input X contains NaN or infinity in row 3, column 1;"):
         LMRegressor(residual=lambda t, xy, y: residual(t, xy[:, 0], xy[:, 1]), p0=P0).fit(x_and_y)
+
+
+def test_the_scale_of_sigma_does_not_matter():
+    """BUG: with 1e200 the squares underflow, and the start passes for an exact fit."""
+    one = made().fit(X, Y, sigma=SIGMA)
+    for scale in (1e-100, 1e100, 1e200):
+        np.testing.assert_allclose(made().fit(X, Y, sigma=scale * SIGMA).theta_, one.theta_, rtol=1e-7)
 
 
 @pytest.mark.parametrize("policy", ["omit", "raise"])

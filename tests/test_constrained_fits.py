@@ -46,6 +46,10 @@ def numpy_of_scale(c, s):
     return c * np.exp(s)
 
 
+def half_of(c):
+    return c / 2
+
+
 class Decay(torch.nn.Module):
     def __init__(self, dtype=torch.float64):
         super().__init__()
@@ -311,8 +315,35 @@ def test_pickle_deepcopy_and_clone(kind, tie):
         assert other.report() == est.report()
 
 
-def half_of(c):
-    return 3 * c
+def test_an_interrupted_fit_keeps_all_parameters():
+    def stop(record):
+        raise KeyboardInterrupt
+
+    est = LMRegressor(torch_decay, p0={"a": 1, "c": 0.2, "s": 1.5}, tied={"b": of_scale}, fixed="a", callback=stop)
+    with pytest.raises(KeyboardInterrupt):
+        est.fit(X, Y)
+    assert list(est.params_) == ["a", "b", "c", "s"]
+    assert est.params_["b"] == pytest.approx(est.params_["c"] * np.exp(est.params_["s"]))
+    assert est.result_.status < 0 and est.stderr_[0] == 0
+
+
+def test_no_degrees_of_freedom():
+    """Two rows for two free parameters: their errors are infinite, the fixed one's is 0."""
+    with pytest.warns(CovarianceWarning, match="no degrees of freedom: 2 residuals"):
+        est = LMRegressor(torch_decay, p0=P0, fixed="c").fit(X[[3, 20]], Y[[3, 20]])
+    assert est.stderr_.tolist() == [np.inf, np.inf, 0]
+    absolute = LMRegressor(torch_decay, p0=P0, fixed="c", absolute_sigma=True).fit(X[[3, 20]], Y[[3, 20]], sigma=0.1)
+    assert np.isfinite(absolute.stderr_).all()
+
+
+def test_parameters_without_names_in_a_signature():
+    residual = lambda t, x, y: decay(x, *t) - y  # noqa: E731
+    for tied in ({"p1": lambda p2: 2 * p2 + 0.1}, {"p1": lambda p2: 2 * torch.as_tensor(p2) + 0.1}):
+        alone = LMRegressor(residual=residual, p0=[1, 0.9, 0.2], tied=tied, bounds={"p0": (0, 9)}).fit(X, Y)
+        vector = LMRegressor(decay_theta, p0=[1, 0.9, 0.2], tied=tied, bounds={"p0": (0, 9)}).fit(X, Y)
+        for est in (alone, vector):
+            assert list(est.params_) == ["p0", "p1", "p2"]
+            np.testing.assert_allclose(est.theta_, expected("tied")[0], rtol=1e-7)
 
 
 # ---- where the model is evaluated

@@ -195,7 +195,7 @@ def test_scales_of_every_type_of_number():
 
 # ---- costs and gradients of a problem, for every loss, every weight, every way to J
 
-N = 36
+N = 18
 X1 = np.linspace(0.1, 2.0, N)
 THETA = tensor([1.3, 0.7])
 
@@ -323,6 +323,28 @@ def test_every_path_in_blocks(loss, weights, options, two, kept):
     problem, _, _ = made("torch", loss, weights, two, **options)
     gradient = central_differences(lambda t: np.array([problem.cost(tensor(t))]), THETA, 1e-4)[0]
     check_every_path(problem, "autograd", gradient)
+
+
+@pytest.mark.parametrize("loss", ["linear", "arctan"])
+def test_the_users_jacobian_is_weighted_too(loss, kept):
+    problem, _, _ = made("torch", loss, "both")
+    gradient = central_differences(lambda t: np.array([problem.cost(tensor(t))]), THETA, 1e-4)[0]
+    check_every_path(problem, lambda x, a, b: torch.stack([torch.exp(-b * x), -a * x * torch.exp(-b * x)], 1), gradient)
+
+
+def test_curvature_is_weighted(kept):
+    """f = a² x + a b x², with frequencies and sigma: f_vv = 2 v_a² x + 2 v_a v_b x², whatever the step."""
+    w, sigma = np.arange(N) % 3.0, np.linspace(0.3, 2, N)
+    weights = Weights(torch.from_numpy(w), torch.from_numpy(sigma))
+    rows = ArrayRows(torch.from_numpy(X1), torch.from_numpy(y_of(False)), weights=weights)
+    problem = LeastSquaresProblem(torch_model(lambda x, a, b: a * a * x + a * b * x * x), rows, THETA, chunk_rows=7)
+    J = np.stack([2 * 1.3 * X1 + 0.7 * X1**2, 1.3 * X1**2], 1)
+    jacobian = Derivatives.choose(problem, "autograd", THETA).at(THETA)
+    for _ in range(2):
+        found = jacobian.curvature(tensor([0.3, -0.4]))
+        np.testing.assert_allclose(found, J.T @ (w / sigma**2 * (0.18 * X1 - 0.24 * X1**2)), rtol=1e-7)
+        list(jacobian.blocks())
+    assert not Derivatives.choose(made("torch", "huber", "none")[0], "autograd", THETA).at(THETA).can_accelerate
 
 
 @pytest.mark.parametrize("loss", NAMES)
