@@ -133,3 +133,13 @@ def test_omit_without_a_row_left():
 def test_policies_that_there_are_not(policy):
     with pytest.raises(ValueError, match=r"nan_policy: got .*; allowed are 'raise', 'omit'"):
         made(nan_policy=policy).fit(X, Y)
+
+
+def test_none_in_a_list_is_nan():
+    """BUG: a list with None is an array of objects, and torch's own TypeError is what the user sees."""
+    with pytest.raises(ValueError, match=r"y.* row 4"):
+        made().fit(X, [None if i == 4 else value for i, value in enumerate(Y.tolist())])
+    holes = np.array([None if i == 4 else value for i, value in enumerate(Y.tolist())], dtype=object)
+    for y in (pd.Series(holes), pd.Series(holes, dtype="Float64"), holes, holes.tolist()):
+        est = made(nan_policy="omit").fit(X, y)
+        np.testing.assert_array_equal(est.theta_, made().fit(np.delete(X, 4, 0), np.delete(Y, 4)).theta_)
