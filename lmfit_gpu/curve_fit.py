@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lmfit_gpu.arguments import SIZE_OF_SIGMA
+from lmfit_gpu.attempt import tiny_curve_fit
 from lmfit_gpu.curve_data import CurveData, read_data
 from lmfit_gpu.curve_functions import WholeCurve, of_columns, stacked, with_stacked_output, with_stacked_rows
 from lmfit_gpu.curve_output import evaluated, exit_code, jacobian, pivoted_qr, residual
@@ -126,6 +128,11 @@ def curve_fit(  # noqa: PLR0913
     >>> popt.round(6).tolist()
     [2.5, 1.3]
     """
+    usual = method in (None, "lm") and nan_policy in NAN_POLICIES and check_finite in (None, True, False)
+    if usual and not (kwargs or full_output) and bounds is UNBOUNDED:
+        tiny = _tiny(f, (xdata, ydata), p0, (sigma, absolute_sigma), jac)
+        if tiny is not None:
+            return tiny
     bounds = None if bounds is UNBOUNDED else _bounds(bounds)
     start, n_params = _start(p0, f, bounds)
     is_minpack = _is_minpack(method, bounds)
@@ -157,6 +164,29 @@ def curve_fit(  # noqa: PLR0913
         return popt, pcov
     infodict = _infodict(est, curve, len(popt) if n_params is None else n_params, is_minpack)
     return popt, pcov, infodict, est.result_.message, exit_code(est.result_.status, is_minpack)
+
+
+def _tiny(
+    f: Callable[..., Any], data: tuple[Any, Any], p0: Any, noise: tuple[Any, bool], jac: Any
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return popt and pcov of a plain fit by the short path, or None: the general one checks and fits."""
+    sigma, absolute = noise
+    if (jac is not None and not callable(jac)) or (sigma is None and absolute):
+        return None
+    if any(isinstance(values, np.ma.MaskedArray) for values in (*data, sigma)):
+        return None
+    weights = None
+    if sigma is not None:
+        sigma = np.asarray(sigma)
+        plain = sigma.dtype.kind in "fiu" and sigma.size and sigma.shape == np.shape(data[1])
+        if not (plain and sigma.min() > 1 / SIZE_OF_SIGMA and sigma.max() < SIZE_OF_SIGMA):
+            return None
+        weights = 1.0 / sigma
+    answer = tiny_curve_fit(f, *data, p0, weights=weights, jac=jac)
+    if answer is None:
+        return None
+    factor = 1.0 if absolute else 2 * answer.cost / (len(data[1]) - len(answer.theta))
+    return answer.theta, answer.covariance * factor
 
 
 # ---- arguments
