@@ -708,7 +708,7 @@ def test_f_may_see_one_point_twice():
         seen.append(p)
         return decay(x, *p)
 
-    curve_fit(f, x, y, [1.0, 1.0], full_output=True)
+    curve_fit(f, x, y, [1.0, 1.0], solver="cholesky")  # not by the short path of tiny fits
     assert seen.count((1.0, 1.0)) > 1  # numpy or torch? do rows stand alone? found out at p0 before the fit
 
 
