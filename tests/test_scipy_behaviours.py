@@ -111,18 +111,13 @@ def test_self_of_a_method_is_no_parameter():
         np.testing.assert_array_equal(curve_fit(f, X4, Y4)[0], curve_fit(power, X4, Y4)[0])
 
 
-STEPS_TOO_LONG = pytest.mark.xfail(
-    reason="3-point steps of 6e-6 |x0| are as long as the peaks are wide, and autograd is held against them"
-)
-
-
 @pytest.mark.parametrize(
     ("module", "jac"),
     [
-        pytest.param(np, None, marks=STEPS_TOO_LONG),
+        (np, None),
         (np, "2-point"),
-        pytest.param(np, "3-point", marks=STEPS_TOO_LONG),
-        pytest.param(torch, None, marks=STEPS_TOO_LONG),
+        (np, "3-point"),
+        (torch, None),
     ],
 )
 def test_two_close_peaks(module, jac):
