@@ -50,9 +50,7 @@ W1.variants.update(
         "10 sigma": dict(
             sigma=10 * _sigma, expected=replace(_absolute, std=10 * np.array(_absolute.std), rss=_rss / 100)
         ),
-        "10 sigma relative": dict(
-            sigma=10 * _sigma, absolute_sigma=False, expected=replace(_relative, rss=_rss / 100)
-        ),
+        "10 sigma relative": dict(sigma=10 * _sigma, absolute_sigma=False, expected=replace(_relative, rss=_rss / 100)),
         "no sigma": dict(
             sigma=None,
             absolute_sigma=False,
