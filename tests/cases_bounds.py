@@ -109,7 +109,7 @@ B5_EQUAL = replace(
 )
 B5_HITS_ZERO = replace(B5, y=-_y, expected=Expected(params=[-_y.mean(), 0.0], rtol=1e-7))
 
-# G4 with bounds: three points, four parameters, none below 0 (scipy#13969, #14005). The best curve is a jump from 1e-6 at
+# G4 with bounds: three points, four parameters, none below 0 (scipy#13969, #14005). The best curve jumps from 1e-6 at
 # x = 0 (b → ∞) to the line d·x/100 through the origin, d = Σxy/Σx²; b has no value, a and c share 1e-6.
 
 _u = G4.x[1:] / 100
