@@ -195,14 +195,18 @@ def make_problem(number: int) -> RobustProblem:
     outliers = rng.random(m) < rng.choice([0.0, 0.05, 0.15])
     y = y + np.where(outliers, rng.choice([-1, 1], m) * rng.uniform(1, 5, m), 0.0)
     lower, upper = _bounds(rng, truth, finite=not near)
-    loss = CONVEX_LOSSES[number % 3] if convex else list(LOSSES)[number % 5]
     start = np.clip(truth, lower, upper) if near and not convex else _start(rng, truth, lower, upper)
     ends = (lower * scale, upper * scale)
-    problem = RobustProblem(number, name, model, x, y, start * scale, *ends, loss, sigma * rng.uniform(1, 3))
+    problem = RobustProblem(number, name, model, x, y, start * scale, *ends, loss_of(number), sigma * rng.uniform(1, 3))
     if not near or convex:
         return problem
     solution = problem.scipy_fit(problem.p0, tolerance=1e-8)
     return replace(problem, p0=np.clip(solution * (1 + 0.05 * rng.uniform(-1, 1, n)), *ends))
+
+
+def loss_of(number: int) -> str:
+    """Return the loss of a problem, which needs no problem to be made."""
+    return CONVEX_LOSSES[number % 3] if number < N_CONVEX else list(LOSSES)[number % 5]
 
 
 def _bounds(rng: np.random.Generator, truth: np.ndarray, finite: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from robust_problems import LOSSES, N_NEAR, N_PROBLEMS, RobustProblem, make_problem
+from robust_problems import LOSSES, N_NEAR, N_PROBLEMS, RobustProblem, loss_of, make_problem
 from sklearn.exceptions import ConvergenceWarning
 
 from lmfit_gpu import LMRegressor
@@ -26,7 +26,7 @@ KKT_LIMIT = 1e-6
 SHARE_NOT_ABOVE = 0.95
 NAMES_SHOWN = 6  # of parameters in one message
 
-EVERY = [pytest.param(number, id=str(make_problem(number))) for number in range(N_PROBLEMS)]
+EVERY = range(N_PROBLEMS)
 SOME = EVERY[::10]  # for the solvers and forms that are not the default
 
 
@@ -103,7 +103,7 @@ def test_the_problems_are_those_that_were_asked_for() -> None:
     assert spread.max() > 1e5
 
 
-@pytest.mark.parametrize("number", range(0, N_PROBLEMS, 7))
+@pytest.mark.parametrize("number", EVERY[::7])
 def test_the_gradient_worked_out_here_is_that_of_the_cost(number: int) -> None:
     problem = problem_of(number)
     theta, scale = problem.p0, problem.model.scale.numpy()
