@@ -157,9 +157,7 @@ def soft_l1(z: Any) -> Any:
     return np.stack([2 * (t**0.5 - 1), t**-0.5, -0.5 * t**-1.5])
 
 
-@pytest.mark.parametrize(
-    "number", [number for number in range(N_PROBLEMS) if make_problem(number).loss == "soft_l1"][::6]
-)
+@pytest.mark.parametrize("number", [number for number in EVERY if loss_of(number) == "soft_l1"][::6])
 def test_a_callable_loss_is_the_loss_it_computes(number: int) -> None:
     by_name, by_function = fit(number), fit(number, loss=soft_l1)
     assert_end_point(number, by_function)
