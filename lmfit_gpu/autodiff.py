@@ -283,7 +283,9 @@ def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:
 
 
 def _innermost(model: Callable) -> Callable:
-    return getattr(model, "model", model)
+    while hasattr(model, "model"):
+        model = model.model
+    return model
 
 
 def _reproduces(columns: torch.Tensor, u: torch.Tensor, expected: torch.Tensor) -> bool:

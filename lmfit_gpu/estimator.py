@@ -5,29 +5,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from lmfit_gpu.backends import get_backend
+from lmfit_gpu.arguments import check_data, check_features, check_options
 from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.exceptions import CovarianceWarning
-from lmfit_gpu.jacobian import JACOBIANS
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
-from lmfit_gpu.linear import choose
+from lmfit_gpu.losses import resolve_loss
 from lmfit_gpu.models import ModuleModel
-from lmfit_gpu.preparation import Setup, is_module, prepare
+from lmfit_gpu.preparation import Data, Setup, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
-from lmfit_gpu.result import Result, scaled_covariance
+from lmfit_gpu.result import Result, of_all_parameters, scaled_covariance
 from lmfit_gpu.rows import as_tensor, chunk_slices
-from lmfit_gpu.termination import Tolerances
 
 __all__ = ["LMRegressor"]
 
-X_FORMATS = ("auto", "columns", "1d")
 NAMES_SHOWN = 6
 
 
@@ -40,8 +36,8 @@ def _can_predict(estimator: "LMRegressor") -> bool:
 class LMRegressor(RegressorMixin, BaseEstimator):
     r"""Nonlinear least-squares regression by the Levenberg-Marquardt method.
 
-    Minimises :math:`\tfrac12\sum_i r_i(\theta)^2` with r = prediction − target, by a trust region with geodesic
-    acceleration.
+    Minimises :math:`\tfrac12\sum_i w_i\,\rho\bigl((r_i(\theta)/\sigma_i)^2\bigr)`, r = prediction − target, over
+    parameters within bounds, by a trust region with geodesic acceleration.
 
     Parameters
     ----------
@@ -55,9 +51,27 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     predict_fn : callable, optional
         ``predict_fn(theta, X)`` for a residual callable without a model.
     p0 : sequence, dict, or callable (x, y) -> sequence or dict, optional
-        Start values. Default: a module's own parameters; 1 for each parameter of a function, with a warning.
+        Start values. Default: a module's own parameters; 1 for each parameter of a function, with a warning (with
+        bounds the middle between two, 1 from a single one).
+    bounds : (lower, upper), dict of name to (lower, upper), or scipy.optimize.Bounds, optional
+        Scalars or one value for each parameter; None and ±inf: no bound. The model is never evaluated outside. A start
+        on a bound is allowed, one outside is an error; equal bounds fix a parameter.
+    fixed : sequence of names, or mask of bool
+        Parameters that keep their start. A name of a module's tensor means all its entries; ``requires_grad=False``
+        does the same.
+    tied : dict of name to callable, optional
+        Parameters that follow from others: ``{"b": lambda s, t: s * torch.exp(t)}``. The argument names are those of
+        other parameters, or of new ones whose start is in the dict `p0`.
     x_format : {"auto", "columns", "1d"}
         What a function gets: with "auto" 1-D ``x`` for one column, else (n, k); always (n, k); always 1-D.
+    loss : {"linear", "soft_l1", "huber", "cauchy", "arctan"} or callable
+        ρ; as in :func:`scipy.optimize.least_squares`, a callable returns ρ, ρ' and ρ'' of an array (m,) as (3, m).
+    f_scale : float
+        Residual (over sigma) at which the loss begins to bend: the cost is ½ Σ w f_scale² ρ((r/σ/f_scale)²).
+    absolute_sigma : bool
+        sigma is known, not only its ratios: the covariance is (JᵀJ)⁻¹, not scaled by s².
+    nan_policy : {"raise", "omit"}
+        NaN or infinity in the data: an error that names rows and columns, or the rows are left out.
     jac : {"auto", "autograd", "differences", "2-point", "3-point", "cs"} or callable
         "auto": autograd in torch; in numpy 2-point differences that change to 3-point near the solution.
         A callable has the signature of the model function and returns (n, n_params).
@@ -87,11 +101,13 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     ----------
     params_ : dict of str to float
     theta_ : ndarray, shape (n_params,)
+        All parameters, fixed and tied ones too, in the order of the model, then those that only `tied` has.
     module_ : torch.nn.Module
         The fitted copy of a module, in evaluation mode.
     covariance_ : ndarray, shape (n_params, n_params)
-        s²(JᵀJ)⁻¹, s² = Σr²/dof; inf on the diagonal for a parameter the data do not determine. None (and standard
-        errors NaN) with the solvers dual and cg beyond 1,000 parameters.
+        s²(JᵀJ)⁻¹, s² = 2 cost/dof, dof = Σw − rank; inf on the diagonal for a parameter the data do not determine, 0
+        for fixed ones, by the delta method for tied ones. A parameter on a bound is held fixed for the others and has
+        NaN itself. None (and standard errors NaN) with the solvers dual and cg beyond 1,000 parameters.
     stderr_ : ndarray, shape (n_params,)
     rank_ : int
     result_ : Result
@@ -118,7 +134,14 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         residual: Callable[..., Any] | None = None,
         predict_fn: Callable[..., Any] | None = None,
         p0: Any = None,
+        bounds: Any = None,
+        fixed: Any = (),
+        tied: Any = None,
         x_format: str = "auto",
+        loss: str | Callable[..., Any] = "linear",
+        f_scale: float = 1.0,
+        absolute_sigma: bool = False,
+        nan_policy: str = "raise",
         jac: str | Callable[..., Any] = "auto",
         solver: str = "auto",
         backend: str = "auto",
@@ -137,7 +160,14 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self.residual = residual
         self.predict_fn = predict_fn
         self.p0 = p0
+        self.bounds = bounds
+        self.fixed = fixed
+        self.tied = tied
         self.x_format = x_format
+        self.loss = loss
+        self.f_scale = f_scale
+        self.absolute_sigma = absolute_sigma
+        self.nan_policy = nan_policy
         self.jac = jac
         self.solver = solver
         self.backend = backend
@@ -152,7 +182,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
         self.callback = callback
 
-    def fit(self, X: Any, y: Any = None) -> "LMRegressor":
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, sigma: Any = None) -> "LMRegressor":
         """Fit the parameters to data.
 
         Parameters
@@ -161,6 +191,10 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             Modules take more axes too.
         y : array_like or Tensor, shape (n_samples,) or (n_samples, n_outputs)
             None only for a residual callable without a model.
+        sample_weight : array_like, shape (n_samples,), optional
+            Frequencies w: 0 is a row that is not there, 2 a row observed twice. For weights 1/σ² give sigma.
+        sigma : float or array_like, shape (n_samples,) or that of y, optional
+            Standard deviations of y; relative ones unless ``absolute_sigma``.
 
         Returns
         -------
@@ -180,8 +214,8 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         CovarianceWarning
             If standard errors of some parameters cannot be estimated.
         """
-        self._check_options()
-        X, y = self._check_data(X, y)
+        check_options(self)
+        data = check_data(self, X, y, sample_weight, sigma)
         engine = LevenbergMarquardt(
             jac=self.jac,
             solver=self.solver,
@@ -190,20 +224,28 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             tolerances=(self.ftol, self.xtol, self.gtol),
             max_iter=self.max_iter,
         )
-        setup = prepare(self, X, y)
-        theta = setup.theta
-        problem = LeastSquaresProblem(setup.model, setup.rows, theta, devices=setup.devices, chunk_rows=self.chunk_rows)
+        setup = prepare(self, data)
+        problem = LeastSquaresProblem(
+            setup.model,
+            setup.rows,
+            setup.theta,
+            devices=setup.devices,
+            chunk_rows=self.chunk_rows,
+            bounds=setup.bounds,
+            loss=resolve_loss(self.loss, self.f_scale),
+        )
         if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
             raise ValueError(
                 f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
                 "not their sum or mean (squares are taken here)"
             )
         try:
-            result = engine.minimize(problem, theta, callback=self.callback)
+            result = engine.minimize(problem, setup.theta, callback=self.callback)
         except BaseException as interrupt:
             if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model: the best point is kept
-                self._keep(setup, interrupt.result)
+                self._keep(setup, self._told(setup, data, interrupt.result))
             raise
+        result = self._told(setup, data, result)
         self._keep(setup, result)
         self._warn(result)
         return self
@@ -222,9 +264,11 @@ class LMRegressor(RegressorMixin, BaseEstimator):
             A tensor for a tensor X.
         """
         check_is_fitted(self, "result_")
-        X = self._check_features(X, reset=False)
+        X = check_features(self, X, reset=False)
         rows = replace(self._setup.rows, X=as_tensor(X), y=None)
-        theta = torch.from_numpy(self.theta_).to(self._setup.theta)
+        constraints = self._setup.constraints
+        n_model = len(self.theta_) if constraints is None else constraints.n_model
+        theta = torch.from_numpy(self.theta_[:n_model]).to(self._setup.theta)
         chunk: Any = self.result_.used["chunk_rows"]
         predictor: Any = self._setup.predictor
         whole = chunk is None or self._setup.predicts_whole
@@ -261,82 +305,19 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "result_")
         return self.result_.report()
 
-    def _check_options(self) -> None:
-        if self.model is None and self.residual is None:
-            raise ValueError("model: got None; give a model, or residual(theta, X, y)")
-        if self.model is not None and not callable(self.model):
-            raise TypeError(f"model: got {self.model!r}; a callable, a torch module or a module factory is expected")
-        if self.residual is not None and not callable(self.residual):
-            raise TypeError(f"residual: got {self.residual!r}; a callable is expected")
-        if self.predict_fn is not None and self.model is not None:
-            raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
-        if self.x_format not in X_FORMATS:
-            raise ValueError(f"x_format: got {self.x_format!r}; allowed are {X_FORMATS}")
-        if not callable(self.jac) and not (isinstance(self.jac, str) and self.jac in JACOBIANS):
-            raise ValueError(f"jac: got {self.jac!r}; allowed are {JACOBIANS} or a callable")
-        if self.callback is not None and not callable(self.callback):
-            raise TypeError(f"callback: got {self.callback!r}; a callable is expected")
-        for name in ("solver", "backend"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name}: got {getattr(self, name)!r}; a name is expected")
-        for name, low in (("max_iter", 0), ("chunk_rows", 1)):
-            value = getattr(self, name)
-            automatic = name == "chunk_rows" and isinstance(value, str) and value == "auto"
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= low
-            if not (whole or automatic):
-                raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
-        choose(self.solver, 1, 1)
-        get_backend(self.backend, torch.device("cpu"))
-        Tolerances.resolve(self.ftol, self.xtol, self.gtol, torch.float64)
-
-    def _check_data(self, X: Any, y: Any) -> tuple[Any, Any]:
-        X = self._check_features(X, reset=True)
-        if y is None:
-            if self.model is not None:
-                raise ValueError("y: got None; a model is fitted to targets (requires y to be passed)")
-            return X, None
-        if not isinstance(y, torch.Tensor):
-            y = check_array(y, ensure_2d=False, dtype="numeric", input_name="y", estimator=self)
-        elif y.is_complex():
-            raise ValueError("Complex data not supported: y is a complex tensor")
-        elif not bool(torch.isfinite(y).all()):
-            raise ValueError("Input y contains NaN or infinity.")
-        if y.ndim not in (1, 2):
-            raise ValueError(f"y: got shape {tuple(y.shape)}; (n_samples,) or (n_samples, n_outputs) is expected")
-        if len(y) != len(X):
-            raise ValueError(f"X and y: found input variables with inconsistent numbers of samples: {[len(X), len(y)]}")
-        return X, y
-
-    def _check_features(self, X: Any, reset: bool) -> Any:
-        if np.ndim(X) == 1 or (isinstance(X, torch.Tensor) and X.ndim == 1):
-            raise ValueError(
-                f"X: expected 2D array, got 1D array of shape {tuple(np.shape(X))}. Reshape your data: "
-                "x[:, None] makes one column; curve_fit takes 1-D x."
-            )
-        if not isinstance(X, torch.Tensor):
-            return validate_data(self, X, reset=reset, dtype="numeric", allow_nd=is_module(self.model))
-        if X.ndim < 2:
-            raise ValueError(f"X: got shape {tuple(X.shape)}; (n_samples, n_features) is expected")
-        if X.is_complex():
-            raise ValueError("Complex data not supported: X is a complex tensor")
-        if len(X) == 0:
-            raise ValueError("X: got 0 samples; at least 1 is expected")
-        if X.is_floating_point() and not bool(torch.isfinite(X).all()):
-            raise ValueError("Input X contains NaN or infinity.")
-        if reset:
-            self.n_features_in_ = X.shape[1]
-        elif X.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input."
-            )
-        return X
+    def _told(self, setup: Setup, data: Data, result: Result) -> Result:
+        """Return the result of the engine as one of all parameters, with the options that it does not know."""
+        used = {**result.used, "loss": self.loss if self.loss == "linear" else f"{self.loss}, f_scale {self.f_scale:g}"}
+        if data.n_left_out:
+            used["rows left out"] = data.n_left_out
+        result = replace(result, absolute_sigma=bool(self.absolute_sigma), used=used)
+        return result if setup.constraints is None else of_all_parameters(result, setup.constraints)
 
     def _keep(self, setup: Setup, result: Result) -> None:
         """Set all fitted attributes: the only place that does."""
         self.result_ = result
         self.theta_ = result.theta
-        self.covariance_ = scaled_covariance(result.covariance, result.cost, result.dof)
+        self.covariance_ = scaled_covariance(result)
         self.stderr_ = result.stderr
         self.rank_ = result.rank
         self.n_iter_ = result.n_iter
@@ -345,7 +326,9 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         if isinstance(setup.predictor, ModuleModel):
             setup.predictor.load(torch.from_numpy(self.theta_).to(setup.theta))
             self.module_ = setup.predictor.module
-        no_rows = replace(setup.rows, X=setup.rows.X[:0].clone(), y=None)  # an estimator does not keep its data
+        no_rows = replace(
+            setup.rows, X=setup.rows.X[:0].clone(), y=None, weights=None
+        )  # an estimator does not keep its data
         self._setup = replace(setup, rows=no_rows)
 
     def _warn(self, result: Result) -> None:
@@ -357,7 +340,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 "parameters; standard errors are NaN"
             )
             warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif result.dof <= 0:
+        elif result.dof <= 0 and not result.absolute_sigma:
             message = (
                 f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
                 f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"

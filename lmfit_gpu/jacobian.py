@@ -1,4 +1,4 @@
-r"""The Jacobian J = ∂r/∂θ at one point, block by block.
+r"""The Jacobian J = ∂r/∂θ at one point, block by block (with weights or a loss J̃ and r̃, see problem.surrogate).
 
 :class:`Derivatives` chooses once per fit how J is computed (automatic differentiation, differences, the
 user's function). :class:`Jacobian` is J at one point; it computes nothing until asked. Blocks are held as
@@ -135,6 +135,8 @@ class Jacobian:
     @property
     def can_accelerate(self) -> bool:
         """Whether a second directional derivative costs less than a linearisation."""
+        if self.problem.loss is not None:  # r̃ is not what the model curves
+            return False
         few = self.problem.n_params <= MANY_PARAMS
         return few and (self.keeps or self.makes_products)
 
@@ -153,7 +155,9 @@ class Jacobian:
         values = self.derivatives.route(self.problem, theta, block, columns[:-1])
         if self._repairing is not None:
             self._repair(theta, block, columns[:-1])
-        columns[-1] = block.residual(values)
+        columns[-1], factors = self.problem.surrogate(block, values)
+        if factors is not None:
+            columns[:-1] *= factors
         if self.keeps:
             self._kept[block.index] = columns
         return columns
@@ -206,7 +210,7 @@ class Jacobian:
             if block.index in self._kept or not self.makes_products:
                 return v.to(block.x.device, self.theta.dtype) @ self.columns(block)[:-1]
             theta = self.theta.to(block.x.device)
-            return jacobian_vector(self.problem, theta, block, v.to(theta))
+            return self._factors(theta, block) * jacobian_vector(self.problem, theta, block, v.to(theta))
 
         return torch.cat([part.to(self.problem.device) for part in self.problem.map_blocks(product)])
 
@@ -227,7 +231,7 @@ class Jacobian:
                 slices = leaf_slices(columns.shape[1], self.problem.leaf_per_row)
                 parts = [columns[:, part].contiguous().double() for part in slices]
                 return [part @ (along.double() @ part) for part in parts]
-            ahead = jacobian_vector(self.problem, theta, block, along)
+            ahead = self._factors(theta, block) ** 2 * jacobian_vector(self.problem, theta, block, along)
             return [vector_jacobian(self.problem, theta, block, ahead).double()]
 
         return self._sum(product)
@@ -239,8 +243,9 @@ class Jacobian:
         def product(block: Block) -> list[torch.Tensor]:
             leaf = self.theta.to(block.x.device).clone().requires_grad_()
             values = self.problem.values(leaf, block)
-            r = block.residual(values.detach())
-            (g,) = torch.autograd.grad(values, leaf, r, materialize_grads=True)
+            r, factors = self.problem.surrogate(block, values.detach())
+            along = r if factors is None else r * factors
+            (g,) = torch.autograd.grad(values, leaf, along, materialize_grads=True)
             return [torch.cat((g.double(), (r.double() @ r.double())[None]))]
 
         total = self._sum(product)
@@ -268,12 +273,12 @@ class Jacobian:
             theta = self.theta.to(block.x.device)
             step = CURVATURE_STEP * v.to(theta)
             with torch.no_grad():
-                ahead = block.residual(self.problem.values(theta + step, block))
+                ahead = self.problem.surrogate(block, self.problem.values(theta + step, block))[0]
                 if block.index in self._kept:
                     columns = self._kept[block.index]
                     return (ahead - columns[-1] - step @ columns[:-1]) * (2 / CURVATURE_STEP**2)
-                here = block.residual(self.problem.values(theta, block))
-                behind = block.residual(self.problem.values(theta - step, block))
+                here = self.problem.surrogate(block, self.problem.values(theta, block))[0]
+                behind = self.problem.surrogate(block, self.problem.values(theta - step, block))[0]
             return (ahead - 2 * here + behind) / CURVATURE_STEP**2
 
         return self._sum_rmatvec(second)
@@ -288,7 +293,8 @@ class Jacobian:
                 parts = leaf_slices(columns.shape[1], cut)
                 return [columns[:, part].contiguous().double() @ u[part].double() for part in parts]
             theta = self.theta.to(block.x.device)
-            return [vector_jacobian(self.problem, theta, block, u.to(theta.dtype)).double()]
+            u = u.to(theta.dtype) * self._factors(theta, block)
+            return [vector_jacobian(self.problem, theta, block, u).double()]
 
         return self._sum(products)
 
@@ -298,6 +304,15 @@ class Jacobian:
             for part in parts:
                 tree.push(part.to(self.problem.device))
         return tree.result()
+
+    def _factors(self, theta: torch.Tensor, block: Block) -> torch.Tensor | float:
+        """Return s (c,) of a block's rows of J̃, 1 in the plain case; a loss costs an evaluation."""
+        if self.problem.is_plain:
+            return 1.0
+        with torch.no_grad():
+            values = self.problem.values(theta, block)
+            factors = self.problem.surrogate(block, values)[1]
+        return 1.0 if factors is None else factors
 
     def _residuals(self, block: Block) -> slice:
         per_row = self.problem.per_row

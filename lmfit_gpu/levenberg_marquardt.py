@@ -24,7 +24,16 @@ from lmfit_gpu.certificate import newton_gain
 from lmfit_gpu.damping import DampingPolicy, Scale, TrustRegion, updated_scale
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.jacobian import Derivatives, Jacobian
-from lmfit_gpu.linear import MANY_PARAMS, MOST_DENSE, Linearization, Step, choose, linearize
+from lmfit_gpu.linear import (
+    MANY_PARAMS,
+    MOST_DENSE,
+    BoundedLinearization,
+    Linearization,
+    Step,
+    choose,
+    linearize,
+)
+from lmfit_gpu.messages import derivative_not_finite, explained, on_bounds, residuals_not_finite
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
@@ -118,11 +127,11 @@ class LevenbergMarquardt:
         """
         cost = problem.cost(theta)
         if not np.isfinite(cost):
-            raise NonFiniteError(_where_not_finite(problem, theta))
+            raise NonFiniteError(residuals_not_finite(problem, theta))
         derivatives = Derivatives.choose(problem, self.jac, theta)
         state = self._linearized(problem, theta, cost, derivatives, None)
         if not state.lin.finite:
-            raise NonFiniteError(_derivative_not_finite(problem, state.jacobian))
+            raise NonFiniteError(derivative_not_finite(problem, state.jacobian))
         rounding = rounding_of_residual(state.lin, theta, problem.target_norm)
         state = replace(state, nfev=state.nfev + 1, policy=self.damping.start(state.lin, theta), rounding=rounding)
         return self._tested(problem, state)
@@ -136,10 +145,13 @@ class LevenbergMarquardt:
         gain_ratio = float("nan") if state.record is None else state.record.gain_ratio
         corrects = accelerates(self.damping, state.lin, state.jacobian, step, gain_ratio)
         correction = None
-        theta = state.theta + step.p.to(state.theta)
+        theta = problem.moved(state.theta, step.p)
         try:
             correction = accelerated(state.lin, state.jacobian, step) if corrects else None
-            theta = theta if correction is None else state.theta + correction.to(state.theta)
+            if correction is not None and problem.contains(state.theta + correction.to(state.theta)):
+                theta = state.theta + correction.to(state.theta)
+            else:
+                correction = None
             trial = problem.cost(theta)
         except CALL_ERRORS as error:  # the model refuses a trial point: not finite there
             trial = float("nan")
@@ -175,7 +187,7 @@ class LevenbergMarquardt:
         rejected = state.rejected + 1
         state = replace(state, policy=policy, n_iter=state.n_iter + 1, rejected=rejected, record=record)
         rounding = _rounding(problem, state)
-        stop = check_stalled(state.lin, state.lin.undamped(), state.theta, step, rounding)
+        stop = check_stalled(state.lin, state.lin.undamped(), state.theta, step, rounding, state.cost)
         if stop is None and self.damping.attempts is not None and rejected >= self.damping.attempts:
             stop = Stop(Status.STALLED, step.scaled_norm, float("inf"))
         if stop is None:
@@ -198,7 +210,7 @@ class LevenbergMarquardt:
 
         try:
             gain = (
-                newton_gain(gradient, state.lin, state.theta) if state.jacobian.keeps else None
+                newton_gain(gradient, state.lin, state.theta) if state.jacobian.keeps and not problem.bounds else None
             )  # 2n passes: if cheap
         except CALL_ERRORS:  # the model refuses a neighbour: no certificate
             gain = None
@@ -212,7 +224,7 @@ class LevenbergMarquardt:
         rounding = _rounding(problem, state)
         tolerances = Tolerances.resolve(*self.tolerances, problem.dtype)
         undamped = None if _far(state, tolerances) else state.lin.undamped()
-        stop = check(state.lin, undamped, state.theta, rounding, tolerances)
+        stop = check(state.lin, undamped, state.theta, rounding, tolerances, state.cost)
         if stop is None:
             return state
         refined = self._refined(problem, state)
@@ -237,15 +249,19 @@ class LevenbergMarquardt:
     ) -> State:
         solver, backend = self._solver(problem), self._backend(problem)
         jacobian = derivatives.at(theta)
-        lin = linearize(jacobian, solver, backend)
+        full = linearize(jacobian, solver, backend)
         if (
-            not lin.finite and derivatives.is_autograd and problem.n_params <= MOST_DENSE
+            not full.finite and derivatives.is_autograd and problem.n_params <= MOST_DENSE
         ):  # a repaired J makes no products
             jacobian = jacobian.repaired()
-            lin = linearize(jacobian, solver, backend)
-        scale = updated_scale(self.damping.scaling, lin, None if previous is None else previous.scale)
-        value_norm = problem.target_norm + lin.residual_norm
-        lin = lin.with_scale(scale.d, derivatives.relative_error(lin.column_norms, value_norm))
+            full = linearize(jacobian, solver, backend)
+        scale = updated_scale(self.damping.scaling, full, None if previous is None else previous.scale)
+        value_norm = problem.target_norm + full.residual_norm
+        full = full.with_scale(scale.d, derivatives.relative_error(full.column_norms, value_norm))
+        lin: Linearization = full
+        if problem.bounds is not None:
+            below, above = ((bound - theta).double() for bound in problem.bounds)
+            lin = BoundedLinearization(full, below, above)
         if previous is None:
             return State(theta, cost, derivatives, jacobian, lin, scale, None, njev=1)
         nfev, njev, rounding = previous.evaluations, previous.njev + 1, previous.rounding
@@ -313,6 +329,8 @@ class LevenbergMarquardt:
 
     def _result(self, problem: LeastSquaresProblem, state: State, history: list[IterationRecord]) -> Result:
         covariance, rank, undetermined = _covariance(problem, state)
+        roles = on_bounds(problem, state.theta)
+        bound = [f"{problem.names[j]} ({role})" for j, role in roles.items()]
         used = {
             "jac": state.derivatives.name,
             "solver": self._solver(problem),
@@ -326,16 +344,18 @@ class LevenbergMarquardt:
             theta=state.theta.detach().double().cpu().numpy().copy(),
             names=problem.names,
             cost=state.cost,
-            stop=_explained(cast(Stop, state.stop), state.refusal),
+            stop=explained(cast(Stop, state.stop), state.refusal, bound),
             n_iter=state.n_iter,
             nfev=state.evaluations,
             njev=state.njev,
             n_residuals=problem.n_residuals,
+            n_observed=problem.n_observed,
             history=history,
             used=used,
             covariance=covariance,
             rank=rank,
             undetermined=undetermined,
+            roles=roles,
         )
 
 
@@ -360,11 +380,6 @@ def _far(state: State, tolerances: Tolerances) -> bool:
         return False
     gained = state.record.gain_ratio * state.record.predicted_reduction
     return gained > max(FAR, tolerances.ftol) * (state.cost + gained)
-
-
-def _explained(stop: Stop, refusal: str) -> Stop:
-    """Return a stop without success with what the model raised at a trial, if it did."""
-    return replace(stop, note=f"the model raised {refusal}") if refusal and stop.status <= 0 else stop
 
 
 def _record(
@@ -404,19 +419,3 @@ def _rounding(problem: LeastSquaresProblem, state: State) -> float:
 def _adapted(state: State, problem: LeastSquaresProblem, theta: torch.Tensor) -> Derivatives:
     value_norm = problem.target_norm + state.lin.residual_norm
     return state.derivatives.adapted(theta, value_norm, state.lin.residual_norm, state.lin.column_norms)
-
-
-def _where_not_finite(problem: LeastSquaresProblem, theta: torch.Tensor) -> str:
-    with torch.no_grad():
-        parts = problem.map_blocks(lambda block: ~torch.isfinite(block.residual(problem.values(theta, block))))
-        broken = torch.cat([part.cpu() for part in parts]).nonzero()[:, 0]
-    rows = sorted({int(i) // (problem.per_row or 1) for i in broken[:1000]})[:5]
-    if not rows:
-        return "residuals: their sum of squares overflows at the start; rescale the data or give another p0"
-    return f"residuals are not finite at the start p0 in {len(broken)} places, first in rows {rows}; give another p0"
-
-
-def _derivative_not_finite(problem: LeastSquaresProblem, jacobian: Jacobian) -> str:
-    row, j = jacobian.first_non_finite() or (0, 0)
-    name = list(problem.names)[j]
-    return f"derivative by {name!r} is not finite at the start p0, first in row {row}; give another p0 or another jac"

@@ -3,19 +3,49 @@
 import inspect
 import numbers
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lmfit_gpu.exceptions import FitWarning
 
-__all__ = ["call_signature", "resolve_start"]
+__all__ = ["Start", "call_signature", "resolve_start"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Names and start values.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (n_all,), float64
+        NaN for a tied parameter without a value.
+    names : tuple of str
+        From the signature or the dict, else ``p0, p1, ...``; those of the model first.
+    order : {"params", "theta", "either", "residual", ...}
+        How the model is called.
+    n_model : int
+        How many the model takes; the others occur in ties only.
+    given : bool
+        Whether values were given; else they are 1.
+    """
+
+    theta: np.ndarray
+    names: tuple[str, ...]
+    order: str
+    n_model: int
+    given: bool = True
 
 
 def resolve_start(
-    p0: Any, function: Callable[..., Any], data: tuple[Any, Any], order: str | None = None
-) -> tuple[np.ndarray, tuple[str, ...], str]:
+    p0: Any,
+    function: Callable[..., Any],
+    data: tuple[Any, Any],
+    order: str | None = None,
+    ties: Mapping[str, Sequence[str]] | None = None,
+) -> Start:
     """Return start values, names and calling order of a model function.
 
     Parameters
@@ -26,15 +56,10 @@ def resolve_start(
         f(x, *params) or f(X, theta); with order "residual" residual(theta, X, y).
     data : (x, y)
         What a callable p0 is called with.
-    order : {"residual"}, optional
-        Known beforehand for residual callables: names then come from p0 alone.
-
-    Returns
-    -------
-    theta : ndarray, shape (n_params,), float64
-    names : tuple of str
-        From the signature or the dict, else ``p0, p1, ...``.
-    order : {"params", "theta", "either", "residual"}
+    order : {"residual", "module"}, optional
+        Known beforehand for residual callables and modules: names then come from p0 alone.
+    ties : dict of name to names, optional
+        Tied parameters, which need no start, and what they depend on: parameters of the model, or new ones.
 
     Raises
     ------
@@ -43,43 +68,63 @@ def resolve_start(
     TypeError
         If p0 is a number where a sequence is expected.
     """
+    ties = ties or {}
     start = p0(*data) if callable(p0) else p0
     if isinstance(start, numbers.Real):
         start = [start]
     if isinstance(start, str):
-        raise ValueError(f"p0: got {start!r}; a sequence, a dict, a callable (x, y) or None is expected")
+        raise ValueError(f"p0: got {start!r}; a sequence, a dict, a callable (x, y), 'auto' or None is expected")
     if start is None:
-        return _ones(function, order)
+        return _ones(function, order, ties)
     if isinstance(start, Mapping):
-        return _from_names(start, function, order)
+        return _from_names(start, function, order, ties)
     theta = _finite_vector(start)
-    if order is not None:
-        return theta, _numbered(len(theta)), order
-    names, found = call_signature(function, len(theta))
-    return theta, names or _numbered(len(theta)), found
+    names, found = (None, order) if order is not None else call_signature(function, len(theta))
+    names = names or _numbered(len(theta))
+    for name in _new_names(names, ties):
+        raise ValueError(f"p0: {name!r}, which a tie depends on, has no start value; give p0 as a dict")
+    return Start(theta, names, str(found), len(names))
 
 
-def _ones(function: Callable[..., Any], order: str | None) -> tuple[np.ndarray, tuple[str, ...], str]:
+def _new_names(names: Sequence[str], ties: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the names that only ties use, each once."""
+    used = dict.fromkeys(argument for arguments in ties.values() for argument in arguments)
+    return tuple(name for name in used if name not in names)
+
+
+def _ones(function: Callable[..., Any], order: str | None, ties: Mapping[str, Sequence[str]]) -> Start:
     if order is not None:
         raise ValueError("p0: a residual callable takes all parameters as one vector; give p0 to tell how many")
-    names, order = call_signature(function, None)
-    assert names is not None  # call_signature(f, None) raises when the signature names none
-    message = f"p0: no start values given, 1 is used for {', '.join(names)}; a good start decides what a fit finds"
+    of_model, order = call_signature(function, None)
+    assert of_model is not None  # call_signature(f, None) raises when the signature names none
+    names = of_model + _new_names(of_model, ties)
+    guessed = [name for name in names if name not in ties]
+    message = f"p0: no start values given, 1 is used for {', '.join(guessed)}; a good start decides what a fit finds"
     warnings.warn(message, FitWarning, stacklevel=4)
-    return np.ones(len(names)), names, order
+    return Start(np.ones(len(names)), names, order, len(of_model), given=False)
 
 
 def _from_names(
-    start: Mapping[str, float], function: Callable[..., Any], order: str | None
-) -> tuple[np.ndarray, tuple[str, ...], str]:
+    start: Mapping[str, float], function: Callable[..., Any], order: str | None, ties: Mapping[str, Sequence[str]]
+) -> Start:
     given = tuple(start)
-    if order is not None:
-        return _finite_vector(list(start.values())), given, order
-    names, order = call_signature(function, len(given))
-    names = names or given
-    if set(names) != set(given):
-        raise ValueError(f"p0: got names {given}; the model has {names}")
-    return _finite_vector([start[name] for name in names]), names, order
+    of_model: tuple[str, ...] | None = given
+    if order is None:
+        signature = _signature_names(function)
+        named = bool(set(given) & set(signature))
+        new = _new_names(signature, ties) if named else ()
+        of_model, order = call_signature(function, len(set(given).union(ties).difference(new)) if named else len(given))
+    names = (of_model or given) + _new_names(of_model or given, ties)
+    wanted = {name for name in names if name not in ties}
+    if set(given) - set(ties) != wanted or not set(given) <= set(names):
+        raise ValueError(f"p0: got names {given}; the model{' with its ties' if ties else ''} has {names}")
+    values = _finite_vector([start.get(name, 1.0) for name in names])
+    return Start(values, names, order, len(of_model or given))
+
+
+def _signature_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    arguments, _ = _positional_arguments(function)
+    return () if arguments is None else tuple(argument.name for argument in arguments[1:])
 
 
 def _finite_vector(values: Any) -> np.ndarray:

@@ -7,12 +7,13 @@ estimator as it was.
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from lmfit_gpu.constraints import ConstrainedModel, Constraints, resolve_constraints, tie_arguments
 from lmfit_gpu.devices import resolve_devices
 from lmfit_gpu.factories import arithmetic, is_factory, made_by
 from lmfit_gpu.models import (
@@ -24,13 +25,32 @@ from lmfit_gpu.models import (
     TorchFunction,
     adapt_callable,
 )
-from lmfit_gpu.parameters import resolve_start
-from lmfit_gpu.rows import ArrayRows, as_tensor
+from lmfit_gpu.parameters import Start, resolve_start
+from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
 
-__all__ = ["Setup", "is_module", "prepare"]
+__all__ = ["Data", "Setup", "is_module", "prepare"]
 
 CPU = torch.device("cpu")
 SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
+
+
+@dataclass(frozen=True)
+class Data:
+    """The rows of a fit.
+
+    Parameters
+    ----------
+    X : ndarray or Tensor, shape (n_samples, ...)
+    y : ndarray or Tensor, shape (n_samples,) or (n_samples, n_outputs), or None
+    weights : Weights or None
+    n_left_out : int
+        Rows that were given and do not take part.
+    """
+
+    X: Any
+    y: Any
+    weights: Weights | None = None
+    n_left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,13 +64,15 @@ class Setup:
     predictor : Model or None
         What predicts; None for a residual callable without ``predict_fn``.
     rows : ArrayRows
-    theta : Tensor, shape (n_params,)
-        The start, in the arithmetic of the model, on the first device.
+    theta : Tensor, shape (n_free,)
+        The start of the free parameters, in the arithmetic of the model, on the first device.
     devices : tuple of torch.device
     y_shape : tuple of int
         Shape of y after its first axis.
     predicts_whole : bool
         ``predict_fn`` gets all rows at once: whether it couples them is not known.
+    constraints : Constraints or None
+        None: all parameters are free.
     """
 
     model: Model
@@ -60,6 +82,12 @@ class Setup:
     devices: tuple[torch.device, ...]
     y_shape: tuple[int, ...]
     predicts_whole: bool
+    constraints: Constraints | None = None
+
+    @property
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(lower, upper) of the free parameters."""
+        return None if self.constraints is None else self.constraints.bounds(self.theta)
 
 
 def is_module(model: Any) -> bool:
@@ -67,41 +95,60 @@ def is_module(model: Any) -> bool:
     return isinstance(model, torch.nn.Module) or is_factory(model)
 
 
-def prepare(options: Any, X: Any, y: Any) -> Setup:
+def prepare(options: Any, data: Data) -> Setup:
     """Build the setup of a fit.
 
     Parameters
     ----------
-    options : object with the attributes model, residual, predict_fn, p0, x_format, devices, dtype, random_state
-        An :class:`LMRegressor`.
-    X : ndarray or Tensor, shape (n_samples, ...)
-    y : ndarray or Tensor, shape (n_samples,) or (n_samples, n_outputs), or None
+    options : LMRegressor
+        Of which model, residual, predict_fn, p0, bounds, fixed, tied, x_format, devices, dtype, random_state are read.
+    data : Data
 
     Raises
     ------
     ValueError, TypeError
         If the model cannot be called at the start, or an option does not fit the data.
     """
+    X, y = data.X, data.y
     of_module = is_module(options.model)
     targets = None if y is None else as_tensor(y)
     if targets is not None and not targets.is_floating_point():
         targets = targets.double()
     token_numbers = of_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
-    rows = ArrayRows(as_tensor(X), targets, squeeze=_squeezes(options, X, of_module), cast_features=not token_numbers)
+    squeeze = _squeezes(options, X, of_module)
+    rows = ArrayRows(as_tensor(X), targets, squeeze, cast_features=not token_numbers, weights=data.weights)
     y_shape = () if y is None else tuple(y.shape[1:])
     if of_module:
-        model, theta, devices = _module(options, X, y)
-        predictor: Model | None = model
-        if options.residual is not None:
-            model = ResidualOf(model, options.residual)
-        return Setup(model, predictor, rows, theta, devices, y_shape, predicts_whole=False)
+        module, devices = _module(options, X, y)
+        theta = module.theta
+        model: Model = module if options.residual is None else ResidualOf(module, options.residual)
+        constraints = None
+        if options.bounds is not None or np.size(options.fixed) or options.tied:
+            start = Start(theta.double().cpu().numpy(), tuple(module.names), "module", theta.numel())
+            constraints = _constraints(options, start)
+        return _constrained(Setup(model, module, rows, theta, devices, y_shape, predicts_whole=False), constraints)
     dtype = arithmetic(options.dtype, torch.float64)
     devices = resolve_devices(options.devices, X.device if isinstance(X, torch.Tensor) else CPU)
-    model, predictor, theta = _functions(options, rows, (devices[0], dtype), prefer_torch=isinstance(X, torch.Tensor))
+    where, prefer_torch = (devices[0], dtype), isinstance(X, torch.Tensor)
+    model, predictor, theta, constraints = _functions(options, rows, where, prefer_torch)
     if not model.differentiable and any(device.type != "cpu" for device in devices):
         raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {devices}")
     whole = options.predict_fn is not None
-    return Setup(model, predictor, rows, theta, devices, y_shape, predicts_whole=whole)
+    return _constrained(Setup(model, predictor, rows, theta, devices, y_shape, predicts_whole=whole), constraints)
+
+
+def _constraints(options: Any, start: Start) -> Constraints | None:
+    return resolve_constraints(
+        start.names, start.n_model, start.theta, start.given, options.bounds, options.fixed, options.tied
+    )
+
+
+def _constrained(setup: Setup, constraints: Constraints | None) -> Setup:
+    """Return a setup whose model takes the free parameters only."""
+    if constraints is None:
+        return setup
+    theta = torch.from_numpy(constraints.theta()).to(setup.theta)
+    return replace(setup, model=ConstrainedModel(setup.model, constraints), theta=theta, constraints=constraints)
 
 
 def _squeezes(options: Any, X: Any, of_module: bool) -> bool:
@@ -111,7 +158,7 @@ def _squeezes(options: Any, X: Any, of_module: bool) -> bool:
     return one_column and not of_module and options.x_format != "columns"
 
 
-def _module(options: Any, X: Any, y: Any) -> tuple[Model, torch.Tensor, tuple[torch.device, ...]]:
+def _module(options: Any, X: Any, y: Any) -> tuple[ModuleModel, tuple[torch.device, ...]]:
     if isinstance(options.model, torch.nn.Module):
         module = copy.deepcopy(options.model)
     else:
@@ -124,12 +171,12 @@ def _module(options: Any, X: Any, y: Any) -> tuple[Model, torch.Tensor, tuple[to
     model = ModuleModel(module.to(device=devices[0], dtype=arithmetic(options.dtype, own.dtype)))
     if options.p0 is not None:
         model.load(_module_start(options.p0, model, (X, y)).to(model.theta))
-    return model, model.theta, devices
+    return model, devices
 
 
 def _module_start(p0: Any, model: ModuleModel, data: tuple[Any, Any]) -> torch.Tensor:
-    start, names, _ = resolve_start(p0, model, data, "module")
-    own = model.names
+    found = resolve_start(p0, model, data, "module")
+    start, names, own = found.theta, found.names, model.names
     if len(start) != len(own):
         raise ValueError(f"p0: got {len(start)} values; the module has {len(own)} free parameters")
     given = p0(*data) if callable(p0) else p0
@@ -142,14 +189,19 @@ def _module_start(p0: Any, model: ModuleModel, data: tuple[Any, Any]) -> torch.T
 
 def _functions(
     options: Any, rows: ArrayRows, where: tuple[torch.device, torch.dtype], prefer_torch: bool
-) -> tuple[Model, Model | None, torch.Tensor]:
-    """Return what is fitted, what predicts, and the start, of a model function or a residual callable."""
+) -> tuple[Model, Model | None, torch.Tensor, Constraints | None]:
+    """Return what is fitted, what predicts, the start, and the constraints, of a model or a residual callable."""
     alone = options.model is None
     function = options.residual if alone else options.model
     x, y = rows.read(slice(None), *where)
     host = x.cpu().numpy(), None if y is None else y.cpu().numpy()
-    start, names, order = resolve_start(options.p0, function, host, "residual" if alone else None)
-    theta = torch.from_numpy(start).to(*where)
+    if options.tied is not None and not isinstance(options.tied, Mapping):
+        raise TypeError(f"tied: got {options.tied!r}; a dict of name to callable is expected")
+    ties = {name: tie_arguments(name, tie) for name, tie in (options.tied or {}).items()}
+    start = resolve_start(options.p0, function, host, "residual" if alone else None, ties)
+    constraints = _constraints(options, start)
+    names, order = start.names[: start.n_model], start.order
+    theta = torch.from_numpy(start.theta if constraints is None else constraints.start[: start.n_model]).to(*where)
     sample = _sample(theta, x, y, slice(None) if alone else slice(0, SAMPLE_ROWS))
     try:
         model = adapt_callable(function, names, order, sample, prefer_torch)
@@ -161,11 +213,11 @@ def _functions(
         model = adapt_callable(function, names, order, sample, prefer_torch)
     if alone:
         if options.predict_fn is None:
-            return model, None, theta
-        return model, adapt_callable(options.predict_fn, names, "predict", sample, prefer_torch), theta
+            return model, None, theta, constraints
+        return model, adapt_callable(options.predict_fn, names, "predict", sample, prefer_torch), theta, constraints
     if options.residual is None:
-        return model, model, theta
-    return *_with_residual(model, options.residual, sample, prefer_torch), theta
+        return model, model, theta, constraints
+    return *_with_residual(model, options.residual, sample, prefer_torch), theta, constraints
 
 
 def _sample(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None, rows: slice) -> tuple:

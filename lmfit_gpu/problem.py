@@ -2,6 +2,9 @@ r"""The least-squares problem: residuals of a model on rows, and the cost that i
 
 .. math:: \min_\theta \tfrac12 \|r(\theta)\|^2, \qquad r = \text{prediction} - \text{target}
 
+in the plain case; with standard deviations σ, frequencies w and a loss ρ the cost of :mod:`lmfit_gpu.losses`, for
+which the engine works on a surrogate (J̃, r̃) whose J̃ᵀr̃ is the gradient.
+
 A problem knows its rows, the devices that hold replicas of the model, and whether its rows are *independent*
 (the value of a row depends on that row alone) or *coupled* (a convolution, a running sum, an ODE over x).
 Independent rows are evaluated block by block; coupled rows always all together.
@@ -17,8 +20,9 @@ from typing import Any
 
 import torch
 
+from lmfit_gpu.losses import Loss
 from lmfit_gpu.models import CALL_ERRORS, Model
-from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, chunk_slices, leaf_slices
+from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, Weights, chunk_slices, leaf_slices
 
 __all__ = ["Block", "LeastSquaresProblem", "nearby"]
 
@@ -40,10 +44,17 @@ class Block:
     x: torch.Tensor
     y: torch.Tensor | None
     model: Model
+    weights: Weights | None = None
 
     def residual(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the residuals (c,) that belong to values (c,)."""
+        """Return the residuals (c,) that belong to values (c,), in the units of the values."""
         return values if self.model.is_residual or self.y is None else values - self.y.reshape(-1)
+
+    def spread(self, values: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return (frequency, 1/sigma) of values (c,), each (c,) or None."""
+        if self.weights is None:
+            return None, None
+        return self.weights.read(self.rows, values.numel(), values.device, values.dtype)
 
 
 class LeastSquaresProblem:
@@ -60,14 +71,17 @@ class LeastSquaresProblem:
         Blocks are dealt over them in turn; each entry has a replica of the model and a thread.
     chunk_rows : int or "auto"
         Rows per block.
+    bounds : (lower, upper), each a Tensor of shape (n_params,) like theta, optional
+    loss : Loss, optional
+        None: half the sum of squares.
 
     Raises
     ------
     ValueError
-        If the model's output does not fit y, or is empty.
+        If the model's output does not fit y, or is empty, or has residuals that no row's weight belongs to.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: Model,
         rows: ArrayRows,
@@ -75,8 +89,12 @@ class LeastSquaresProblem:
         *,
         devices: Sequence[torch.device] = (torch.device("cpu"),),
         chunk_rows: int | str = "auto",
+        bounds: tuple[torch.Tensor, torch.Tensor] | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self.rows = rows
+        self.bounds = bounds
+        self.loss = loss
         self.dtype = theta.dtype
         self.devices = tuple(devices)
         self.is_residual = model.is_residual
@@ -86,12 +104,26 @@ class LeastSquaresProblem:
         self.replicas = [model, *(model.replicate(device) for device in self.devices[1:])]
         self._pools: list[ThreadPoolExecutor] = []
         self.per_row, self.n_residuals, self.coupled = _examine(model, rows, theta)
+        _check_weights(rows.weights, self.n_residuals, self.per_row)
         self.chunk_rows = rows.n_samples if self.coupled else self._rows_per_block(chunk_rows)
 
     @property
     def device(self) -> torch.device:
         """The first device: where theta lives and reductions end."""
         return self.devices[0]
+
+    def contains(self, theta: torch.Tensor) -> bool:
+        """Return whether theta lies within the bounds."""
+        return self.bounds is None or bool(((theta >= self.bounds[0]) & (theta <= self.bounds[1])).all())
+
+    def moved(self, theta: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """Return theta + p, exactly on a bound where p reaches it: θ + (u − θ) may round to something else."""
+        if self.bounds is None:
+            return theta + p.to(theta)
+        lower, upper = self.bounds
+        moved = torch.minimum(torch.maximum(theta + p.to(theta), lower), upper)
+        moved = torch.where(p <= (lower - theta).double(), lower, moved)
+        return torch.where(p >= (upper - theta).double(), upper, moved)
 
     def row_blocks(self) -> list[slice]:
         """Return the slices of rows that are evaluated together."""
@@ -101,34 +133,78 @@ class LeastSquaresProblem:
         """Return the model's values on a block, shape (c,): row by row, outputs of a row together."""
         return _flat(block.model(theta, block.x, block.y), block.y, block.model.is_residual, block.x.shape[0])
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether r̃ is the residual itself: no weights, no loss."""
+        return self.loss is None and self.rows.weights is None
+
     def residual(self, theta: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return the residuals of some rows, shape (c,), on the first device."""
+        """Return r̃ of some rows, shape (c,), on the first device: the residuals themselves in the plain case."""
         block = self._read(0, rows, 0)
-        return block.residual(self.values(theta, block))
+        return self.surrogate(block, self.values(theta, block))[0]
+
+    def surrogate(self, block: Block, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return r̃ (c,) and the factors s (c,) of the rows of J̃ that belong to values (c,); None for all ones."""
+        r = block.residual(values)
+        if self.is_plain:
+            return r, None
+        frequency, inverse_sigma = block.spread(values)
+        s: torch.Tensor | None = None
+        if inverse_sigma is not None:
+            r, s = r * inverse_sigma, inverse_sigma
+        if self.loss is not None:
+            r, factor = (part.to(values) for part in self.loss.surrogate(r.double()))
+            s = factor if s is None else s * factor
+        if frequency is not None:
+            root = frequency**0.5
+            r, s = r * root, root if s is None else s * root
+        return r, s
+
+    def _cost_terms(self, block: Block, values: torch.Tensor) -> torch.Tensor:
+        """Return twice the cost of each of values (c,), in float64."""
+        r = block.residual(values).double()
+        frequency, inverse_sigma = block.spread(r)
+        r = r if inverse_sigma is None else r * inverse_sigma
+        squares = r**2 if self.loss is None else self.loss.value(r)
+        return squares if frequency is None else frequency * squares
 
     def cost(self, theta: torch.Tensor) -> float:
-        """Return half the sum of squared residuals, in float64, by one forward pass."""
-        return 0.5 * self.sum_of_squares(theta)
-
-    def sum_of_squares(self, theta: torch.Tensor) -> float:
-        """Return the sum of squared residuals; the leaf sums are added without rounding (fsum)."""
+        """Return what is minimised, in float64, by one forward pass; the leaf sums are added without rounding."""
 
         def leaf_sums(block: Block) -> torch.Tensor:
             with torch.no_grad():
-                r = block.residual(self.values(theta.to(block.x.device), block)).double()
-                return torch.stack([r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)])
+                values = self.values(theta.to(block.x.device), block)
+                leaves = leaf_slices(values.numel(), self.leaf_per_row)
+                if self.is_plain:
+                    r = block.residual(values).double()
+                    return torch.stack([r[leaf].dot(r[leaf]) for leaf in leaves])
+                terms = self._cost_terms(block, values)
+                return torch.stack([terms[leaf].sum() for leaf in leaves])
 
         try:
-            return math.fsum(value for sums in self.map_blocks(leaf_sums) for value in sums.tolist())
+            return 0.5 * math.fsum(value for sums in self.map_blocks(leaf_sums) for value in sums.tolist())
         except (OverflowError, ValueError):  # the sum overflows, or holds both infinities
             return math.inf
 
     @cached_property
     def target_norm(self) -> float:
-        """Euclidean norm of y, 0 for residual callables: what rounding in a residual is measured by."""
+        """Weighted norm of y, 0 for residual callables: what rounding in r̃ is measured by."""
         if self.is_residual or self.rows.y is None:
             return 0.0
-        return float(torch.linalg.vector_norm(self.rows.y.double()))
+        y = self.rows.y.double()
+        if self.rows.weights is not None:
+            frequency, inverse_sigma = self.rows.weights.read(slice(None), y.numel(), y.device, y.dtype)
+            y = y.reshape(-1) * (1.0 if inverse_sigma is None else inverse_sigma)
+            y = y * (1.0 if frequency is None else frequency**0.5)
+        return float(torch.linalg.vector_norm(y))
+
+    @property
+    def n_observed(self) -> float:
+        """Residuals counted with their frequencies: what the degrees of freedom start from."""
+        weights = self.rows.weights
+        if weights is None or weights.frequency is None:
+            return self.n_residuals
+        return float(weights.frequency.sum()) * self.n_residuals / self.rows.n_samples
 
     @property
     def leaf_per_row(self) -> int:
@@ -156,7 +232,7 @@ class LeastSquaresProblem:
 
     def _read(self, index: int, rows: slice, worker: int) -> Block:
         x, y = self.rows.read(rows, self.devices[worker], self.dtype)
-        return Block(index, rows, x, y, self.replicas[worker])
+        return Block(index, rows, x, y, self.replicas[worker], self.rows.weights)
 
     def probe(self, n_rows: int = PROBE_ROWS) -> Block:
         """Return a block of at most `n_rows` rows spread over the data (all rows when they are coupled)."""
@@ -188,6 +264,18 @@ class LeastSquaresProblem:
         while 2 * rows * row_bytes <= BLOCK_BYTES:
             rows *= 2
         return rows
+
+
+def _check_weights(weights: Weights | None, n_residuals: int, per_row: int) -> None:
+    if weights is None:
+        return
+    for name, given in (("sample_weight", weights.frequency), ("sigma", weights.sigma)):
+        if given is not None and not per_row:
+            raise ValueError(
+                f"{name}: {n_residuals} residuals do not belong to {len(given)} rows; weight the residuals"
+            )
+        if given is not None and given.ndim > 1 and given.numel() != n_residuals:
+            raise ValueError(f"{name}: got shape {tuple(given.shape)} for {n_residuals} residuals")
 
 
 def _flat(values: torch.Tensor, y: torch.Tensor | None, is_residual: bool, n_rows: int) -> torch.Tensor:

@@ -1,12 +1,15 @@
 """What a fit returns: why it stopped, every trial it made, and reports of both."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
+import torch
 
-__all__ = ["IterationRecord", "Result", "Status", "Stop"]
+from lmfit_gpu.constraints import Constraints
+
+__all__ = ["IterationRecord", "Result", "Status", "Stop", "of_all_parameters", "scaled_covariance"]
 
 
 class Status(IntEnum):
@@ -134,11 +137,18 @@ class Result:
     used : dict
         What "auto" options became: jac, solver, backend, damping, devices, chunk_rows, rows.
     covariance : ndarray, shape (n_params, n_params), or None
-        (JᵀJ)⁻¹ at theta, not scaled; inf on the diagonal for parameters the data do not determine. None where the
-        solver keeps no dense matrix (dual and cg with more than 1,000 parameters).
+        (JᵀJ)⁻¹ at theta, not scaled; inf on the diagonal for parameters the data do not determine, NaN for those on
+        a bound (held fixed for the others), 0 for fixed ones. None where the solver keeps no dense matrix (dual and
+        cg with more than 1,000 parameters).
     rank : int
         Numerical rank of J; without a covariance the smaller of its sides.
     undetermined : ndarray of bool, shape (n_params,)
+    n_observed : float
+        Residuals counted with their frequencies.
+    absolute_sigma : bool
+        The residuals are in standard deviations: the covariance is not scaled by s².
+    roles : dict of int to str
+        What is special about a parameter: on a bound, fixed, tied.
     """
 
     theta: np.ndarray
@@ -154,6 +164,9 @@ class Result:
     covariance: np.ndarray | None = field(repr=False)
     rank: int = 0
     undetermined: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+    n_observed: float | None = None
+    absolute_sigma: bool = False
+    roles: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def status(self) -> Status:
@@ -171,9 +184,10 @@ class Result:
         return self.stop.message
 
     @property
-    def dof(self) -> int:
-        """Degrees of freedom: residuals less the rank of J."""
-        return self.n_residuals - self.rank
+    def dof(self) -> float:
+        """Degrees of freedom: residuals, counted with their frequencies, less the rank of J."""
+        observed = self.n_residuals if self.n_observed is None else self.n_observed
+        return int(observed) - self.rank if observed == int(observed) else observed - self.rank
 
     def brief(self) -> str:
         """Return one line: outcome, cost and counts."""
@@ -211,9 +225,9 @@ class Result:
     def stderr(self) -> np.ndarray:
         """Standard errors, shape (n_params,): the square root of the diagonal of s²(JᵀJ)⁻¹, s² = 2 cost/dof.
 
-        NaN without a covariance.
+        With absolute sigma s² = 1. NaN without a covariance.
         """
-        scaled = scaled_covariance(self.covariance, self.cost, self.dof)
+        scaled = scaled_covariance(self)
         if scaled is None:
             return np.full(len(self.theta), np.nan)
         with np.errstate(invalid="ignore"):
@@ -222,16 +236,63 @@ class Result:
     def _parameter_line(self, j: int) -> str:
         value, error = self.theta[j], self.stderr[j]
         relative = f"{100 * error / abs(value):8.2g}%" if value != 0 and np.isfinite(error) else ""
-        return f"  {self.names[j]:>16} {value:22.15g} {error:12.4g} {relative:>9}"
+        role = self.roles.get(j, "")
+        return f"  {self.names[j]:>16} {value:22.15g} {error:12.4g} {relative:>9}  {role}".rstrip()
 
 
-def scaled_covariance(covariance: np.ndarray | None, cost: float, dof: int) -> np.ndarray | None:
-    """Return s²(JᵀJ)⁻¹ with s² = 2 cost / dof; infinite throughout when no degree of freedom is left; None of None."""
-    if covariance is None:
-        return None
-    if dof <= 0:
-        return np.full_like(covariance, np.inf)
-    return covariance * (2 * cost / dof)
+def scaled_covariance(result: Result) -> np.ndarray | None:
+    """Return s²(JᵀJ)⁻¹, s² = 2 cost / dof, or 1 with absolute sigma; None without a covariance.
+
+    Infinite throughout, but for fixed parameters, when no degree of freedom is left to estimate s².
+    """
+    covariance = result.covariance
+    if covariance is None or result.absolute_sigma:
+        return covariance
+    if result.dof <= 0:
+        return np.where(covariance == 0, 0.0, np.inf) if result.roles else np.full_like(covariance, np.inf)
+    return covariance * (2 * result.cost / result.dof)
+
+
+def of_all_parameters(result: Result, constraints: Constraints) -> Result:
+    """Return the result of a fit of the free parameters as one of all, tied ones by the delta method."""
+    theta = torch.from_numpy(result.theta)
+    free = np.flatnonzero(constraints.free)
+    roles = {int(i): "fixed" for i in np.flatnonzero(~constraints.free)} | {t.index: "tied" for t in constraints.ties}
+    roles |= {int(free[j]): role for j, role in result.roles.items()}
+    n = len(constraints.names)
+    undetermined = np.zeros(n, dtype=bool)
+    undetermined[free] = result.undetermined
+    covariance = None
+    if result.covariance is not None:
+        covariance = np.zeros((n, n))
+        covariance[np.ix_(free, free)] = result.covariance
+        if constraints.ties:
+            slopes = constraints.derivative(theta).numpy()
+            covariance, lost = _by_delta_method(result.covariance, slopes)
+            undetermined |= lost
+    return replace(
+        result,
+        theta=constraints.full(theta).numpy(),
+        names=constraints.names,
+        covariance=covariance,
+        undetermined=undetermined,
+        roles=roles,
+    )
+
+
+def _by_delta_method(covariance: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return G C Gᵀ, and which entries depend on a parameter that the data do not determine.
+
+    Those are infinite; what depends on a parameter on a bound (NaN) is NaN.
+    """
+    diagonal = np.diag(covariance)
+    known = np.where(np.isfinite(covariance), covariance, 0.0)
+    scaled = slopes @ known @ slopes.T
+    lost, held = ((slopes != 0) @ part > 0 for part in (np.isinf(diagonal), np.isnan(diagonal)))
+    for mask, value in ((held, np.nan), (lost, np.inf)):
+        scaled[mask], scaled[:, mask] = np.nan, np.nan
+        scaled[mask, mask] = value
+    return scaled, lost
 
 
 def table_row(record: IterationRecord) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["LEAF_ROWS", "ArrayRows", "PairwiseTree", "as_tensor", "chunk_slices"]
+__all__ = ["LEAF_ROWS", "ArrayRows", "PairwiseTree", "Weights", "as_tensor", "chunk_slices"]
 
 LEAF_ROWS = 4096  # 1 MB for 30 float64 columns: a leaf's Jacobian stays in a core's second-level cache
 
@@ -67,6 +67,41 @@ def chunk_slices(n_rows: int, chunk_rows: int) -> list[slice]:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """What the rows count for.
+
+    Parameters
+    ----------
+    frequency : Tensor, shape (n_samples,), float64, optional
+        How often a row was observed.
+    sigma : Tensor, shape (n_samples,) or that of y, float64, optional
+        Standard deviations, in the units of the residuals.
+    """
+
+    frequency: torch.Tensor | None = None
+    sigma: torch.Tensor | None = None
+
+    def read(
+        self, rows: slice | torch.Tensor, n_values: int, device: torch.device, dtype: torch.dtype
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return (frequency, 1/sigma) of `n_values` residuals of some rows, each of shape (n_values,) or None."""
+        return self._spread(self.frequency, rows, n_values, device, dtype), (
+            None if self.sigma is None else self._spread(1 / self.sigma, rows, n_values, device, dtype)
+        )
+
+    @staticmethod
+    def _spread(
+        values: torch.Tensor | None, rows: slice | torch.Tensor, n_values: int, device: torch.device, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        if values is None:
+            return None
+        part = values[rows if isinstance(rows, slice) else rows.to(values.device)]
+        if part.numel() != n_values:
+            part = part.reshape(len(part), -1).expand(-1, n_values // max(len(part), 1))
+        return part.reshape(-1).to(device=device, dtype=dtype)
+
+
+@dataclass(frozen=True)
 class ArrayRows:
     """Rows held in memory: features ``X`` and targets ``y``, each with one leading row axis.
 
@@ -78,12 +113,14 @@ class ArrayRows:
         Hand a single feature column to the model as 1-D ``x``.
     cast_features : bool
         Cast X to the arithmetic of the model (y always is); False for the token numbers of an embedding.
+    weights : Weights, optional
     """
 
     X: torch.Tensor
     y: torch.Tensor | None
     squeeze: bool = False
     cast_features: bool = True
+    weights: Weights | None = None
 
     @property
     def n_samples(self) -> int:

@@ -99,7 +99,12 @@ def rounding_of_residual(lin: Linearization, theta: torch.Tensor, target_norm: f
 
 
 def check(
-    lin: Linearization, undamped: Step | None, theta: torch.Tensor, rounding: float, tolerances: Tolerances
+    lin: Linearization,
+    undamped: Step | None,
+    theta: torch.Tensor,
+    rounding: float,
+    tolerances: Tolerances,
+    cost: float | None = None,
 ) -> Stop | None:
     """Return why the fit has converged at θ, or None.
 
@@ -112,6 +117,8 @@ def check(
     rounding : float
         ‖δr‖ (:func:`rounding_of_residual`).
     tolerances : Tolerances
+    cost : float, optional
+        What is minimised, at θ; ½‖r‖² by default.
     """
     if lin.residual_norm <= EXACT_FIT * rounding:
         return Stop(Status.CONVERGED_RESIDUAL, lin.residual_norm, EXACT_FIT * rounding)
@@ -120,7 +127,7 @@ def check(
     cosine = gradient_cosine(lin)
     if cosine <= tolerances.gtol:
         return Stop(Status.CONVERGED_GRADIENT, cosine, tolerances.gtol)
-    gain = relative_gain(lin, undamped)
+    gain = relative_gain(lin, undamped, cost)
     if gain < 0:  # the step is not even one of descent: it is not known
         return None
     if gain <= tolerances.ftol:
@@ -131,7 +138,9 @@ def check(
     return None
 
 
-def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float) -> Stop | None:
+def check_stalled(
+    lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float, cost: float | None = None
+) -> Stop | None:
     """Return why a fit whose trial was rejected cannot go on, or None when a shorter step may still succeed.
 
     A trial whose predicted reduction is below the rounding of the cost, or whose step does not change θ, decides
@@ -147,7 +156,7 @@ def check_stalled(lin: Linearization, undamped: Step, theta: torch.Tensor, step:
         return None
     if undamped.valid and undamped.predicted_reduction >= 0 and trusted(lin, theta):
         ftol, xtol = AT_ROUNDING[theta.dtype]
-        gain = relative_gain(lin, undamped)
+        gain = relative_gain(lin, undamped, cost)
         if gain <= ftol:
             return Stop(Status.CONVERGED_COST, gain, ftol)
         change = relative_step(undamped, theta)
@@ -170,9 +179,9 @@ def trusted(lin: Linearization, theta: torch.Tensor) -> bool:
     return epsilon * lin.condition_limit <= TRUSTED_ERROR or epsilon * lin.condition() <= TRUSTED_ERROR
 
 
-def relative_gain(lin: Linearization, undamped: Step) -> float:
+def relative_gain(lin: Linearization, undamped: Step, cost: float | None = None) -> float:
     """Return the predicted reduction of the undamped step over the cost."""
-    return undamped.predicted_reduction / (0.5 * lin.residual_norm**2)
+    return undamped.predicted_reduction / (0.5 * lin.residual_norm**2 if cost is None else cost)
 
 
 def relative_step(undamped: Step, theta: torch.Tensor) -> float:

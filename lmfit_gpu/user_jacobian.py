@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lmfit_gpu.constraints import ConstrainedModel
 from lmfit_gpu.differences import start_differences
 from lmfit_gpu.models import CALL_ERRORS, NumpyFunction, TorchFunction
 from lmfit_gpu.problem import Block, LeastSquaresProblem
@@ -35,7 +36,7 @@ class UserJacobian:
         try:
             if probe.x.device.type != "cpu":
                 raise TypeError("numpy does not read this device")
-            chosen(theta, probe.x, probe.y)
+            _of_free(chosen, theta, probe)
         except CALL_ERRORS:
             chosen = TorchFunction(function, (), order)
         jacobian = cls(chosen)
@@ -78,9 +79,23 @@ class UserJacobian:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         with torch.no_grad():
             values = problem.values(theta, block)
-            jacobian = torch.as_tensor(self.function(theta, block.x, block.y))
+            jacobian = _of_free(self.function, theta, block)
         expected = (values.numel(), theta.numel())
         if jacobian.numel() != columns.numel() or jacobian.shape[-1] != expected[1]:
             raise ValueError(f"jac: returned shape {tuple(jacobian.shape)}; expected {expected}")
         columns.copy_(jacobian.reshape(expected).T)
         return values
+
+
+def _of_free(function: TorchFunction | NumpyFunction, theta: torch.Tensor, block: Block) -> torch.Tensor:
+    """Return the Jacobian by the free parameters: what the function gives for all of them, times ∂all/∂free."""
+    model = block.model
+    if not isinstance(model, ConstrainedModel):
+        return torch.as_tensor(function(theta, block.x, block.y))
+    constraints = model.constraints
+    of_all = torch.as_tensor(function(model.all_parameters(theta), block.x, block.y))
+    if of_all.ndim == 0 or of_all.shape[-1] != constraints.n_model:
+        raise ValueError(f"jac: returned shape {tuple(of_all.shape)}; (n, {constraints.n_model}) is expected")
+    if constraints.ties:
+        return of_all @ constraints.derivative(theta)[: constraints.n_model].to(of_all)
+    return of_all[..., torch.from_numpy(constraints.free[: constraints.n_model]).to(of_all.device)]

@@ -25,8 +25,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from lmfit_gpu.backends import BACKENDS
 from lmfit_gpu.datasets import NIST_NAMES, NistProblem, correct_digits, load_nist
-from lmfit_gpu.estimator import JACOBIANS, LMRegressor
+from lmfit_gpu.estimator import LMRegressor
 from lmfit_gpu.exceptions import CovarianceWarning
+from lmfit_gpu.jacobian import JACOBIANS
 from lmfit_gpu.linear import SOLVERS
 from lmfit_gpu.result import Status
 

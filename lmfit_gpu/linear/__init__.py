@@ -4,7 +4,8 @@ from typing import Any
 
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
-from lmfit_gpu.linear.base import Linearization, Step
+from lmfit_gpu.linear.base import FullLinearization, Linearization, Step
+from lmfit_gpu.linear.bounded import BoundedLinearization
 from lmfit_gpu.linear.cg import CGLinearization
 from lmfit_gpu.linear.cholesky import CholeskyLinearization
 from lmfit_gpu.linear.dual import DualLinearization
@@ -14,9 +15,11 @@ __all__ = [
     "MANY_PARAMS",
     "MOST_DENSE",
     "SOLVERS",
+    "BoundedLinearization",
     "CGLinearization",
     "CholeskyLinearization",
     "DualLinearization",
+    "FullLinearization",
     "Linearization",
     "QRLinearization",
     "Step",
@@ -65,7 +68,7 @@ def _automatic(n_residuals: int, n_params: int) -> str:
     return "cholesky" if n_params <= MOST_DENSE else "cg"
 
 
-def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> Linearization:
+def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> FullLinearization:
     """Reduce (J, r) by one pass over the data.
 
     Parameters
@@ -76,8 +79,8 @@ def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> Linearizatio
 
     Returns
     -------
-    Linearization
-        With D = 1; :meth:`Linearization.with_scale` sets D.
+    FullLinearization
+        With D = 1; :meth:`FullLinearization.with_scale` sets D.
 
     Raises
     ------
@@ -86,5 +89,6 @@ def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> Linearizatio
     """
     m, n = jacobian.problem.n_residuals, jacobian.problem.n_params
     purpose = f"solver={solver!r} with {m} residuals and {n} parameters"
-    backend.reserve(SOLVERS[solver].room(m, n), purpose)
+    faces = 1 if jacobian.problem.bounds is None else 3  # a step within bounds keeps two faces besides
+    backend.reserve(faces * SOLVERS[solver].room(m, n), purpose)
     return SOLVERS[solver].reduce(jacobian, backend)

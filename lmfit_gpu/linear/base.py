@@ -22,7 +22,16 @@ from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.rows import LEAF_ROWS
 
-__all__ = ["EPSILON", "Linearization", "Step", "no_step", "reduce_with", "secular_step"]
+__all__ = [
+    "EPSILON",
+    "FullLinearization",
+    "Linearization",
+    "Step",
+    "no_step",
+    "reduce_with",
+    "secular_step",
+    "shortened",
+]
 
 EPSILON = float(np.finfo(np.float64).eps)
 RADIUS_WITHIN = 0.1  # MINPACK lmpar: the secular equation is solved to 10 %
@@ -85,17 +94,8 @@ class Linearization(Protocol):
         """Whether J and r are."""
         ...
 
-    @classmethod
-    def room(cls, n_residuals: int, n_params: int) -> int:
-        """Return the bytes that arrays of the backend take at most, with those of the point before."""
-        ...
-
-    def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "Linearization":
-        """Return the same reduction with another D; `error` is the relative error of J.
-
-        Singular values of the scaled J below `error` count as zero in :meth:`undamped`, :meth:`condition` and
-        :meth:`covariance`: differences leave about 1e-10 where an exact J has a null direction.
-        """
+    def product(self, p: torch.Tensor) -> torch.Tensor:
+        """Return JᵀJ p, shape (n,)."""
         ...
 
     def solve(self, damping: float) -> Step:
@@ -132,6 +132,27 @@ class Linearization(Protocol):
 
         None where n is beyond dense matrices and the solver keeps none.
         """
+        ...
+
+
+class FullLinearization(Linearization, Protocol):
+    """A linearisation without bounds: what each solver makes."""
+
+    @classmethod
+    def room(cls, n_residuals: int, n_params: int) -> int:
+        """Return the bytes that arrays of the backend take at most, with those of the point before."""
+        ...
+
+    def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "FullLinearization":
+        """Return the same reduction with another D; `error` is the relative error of J.
+
+        Singular values of the scaled J below `error` count as zero in :meth:`undamped`, :meth:`condition` and
+        :meth:`covariance`: differences leave about 1e-10 where an exact J has a null direction.
+        """
+        ...
+
+    def restricted(self, free: torch.Tensor, shift: torch.Tensor) -> "FullLinearization":
+        """Return (J, r) with the columns that are not free set to zero, and r + J shift for r."""
         ...
 
 
@@ -194,3 +215,15 @@ def secular_step(lin: Linearization, radius: float, guess: float) -> Step:
         low, high = (damping, high) if excess > 0 else (low, damping)
         damping -= norm / radius * excess / slope
     return lin.solve(damping)
+
+
+def shortened(lin: Linearization, step: Step, radius: float) -> Step:
+    """Return a step of :func:`secular_step`, with λ raised while the step itself is longer than the radius.
+
+    For solvers that know ‖D p(λ)‖ in the secular equation to less than the step they make.
+    """
+    for _ in range(SECULAR_ITERATIONS):
+        if not step.valid or step.scaled_norm <= (1 + RADIUS_WITHIN) * radius:
+            break
+        step = lin.solve(step.damping * max(2.0, step.scaled_norm / radius))
+    return step

@@ -83,6 +83,25 @@ class CGLinearization:
         """Return the same reduction with another D."""
         return CGLinearization(self._reduction, scale, error)
 
+    def product(self, p: torch.Tensor) -> torch.Tensor:
+        """Return JᵀJ p, shape (n,)."""
+        return self._backend.to_tensor(self._reduction.product(self._backend.asarray(p)), self.scale.device)
+
+    def restricted(self, free: torch.Tensor, shift: torch.Tensor) -> "CGLinearization":
+        """Return (J, r) with only the free columns, and r + J shift; r is known by its norm alone."""
+        whole, along = self._reduction, self.product(shift)
+        mask = self._backend.asarray(free.to(self.scale))
+        squares = self.residual_norm**2 + float(shift @ (2 * self.gradient + along))
+        reduction = replace(
+            whole,
+            product=lambda v: mask * whole.product(mask * v),
+            gradient=torch.where(free, self.gradient + along, torch.zeros_like(along)),
+            column_norms=torch.where(free, self.column_norms, torch.zeros_like(along)),
+            residual_norm=max(squares, 0.0) ** 0.5,
+            gram=lambda: whole.gram() * free * free[:, None],
+        )
+        return CGLinearization(reduction, self.scale, self._error)
+
     @cached_property
     def _inverse(self) -> Any:
         """D⁻¹ as a backend array."""

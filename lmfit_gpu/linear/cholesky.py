@@ -69,6 +69,22 @@ class CholeskyLinearization:
         """Return the same reduction with another D."""
         return CholeskyLinearization(self._gram, self._backend, scale, error)
 
+    def product(self, p: torch.Tensor) -> torch.Tensor:
+        """Return JᵀJ p, shape (n,)."""
+        n = len(p)
+        return self._gram[:n, :n] @ p
+
+    def restricted(self, free: torch.Tensor, shift: torch.Tensor) -> "CholeskyLinearization":
+        """Return (J, r) with only the free columns, and r + J shift."""
+        n, along = len(free), self.product(shift)
+        gram = self._gram.clone()
+        gram[:n, n] += along
+        gram[n, :n] += along
+        gram[n, n] += float(shift @ (2 * self.gradient + along))
+        gram[:n] *= free[:, None]
+        gram[:, :n] *= free
+        return CholeskyLinearization(gram, self._backend, self.scale, self._error)
+
     @cached_property
     def _scaled(self) -> torch.Tensor:
         n = self.scale.numel()

@@ -21,7 +21,7 @@ import torch
 
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
-from lmfit_gpu.linear.base import EPSILON, RADIUS_WITHIN, SECULAR_ITERATIONS, Step, no_step, secular_step
+from lmfit_gpu.linear.base import EPSILON, Step, no_step, secular_step, shortened
 from lmfit_gpu.linear.cholesky import condition_from
 from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, covariance_of_columns
 
@@ -71,6 +71,17 @@ class DualLinearization:
     def with_scale(self, scale: torch.Tensor, error: float = 0.0) -> "DualLinearization":
         """Return the same reduction with another D."""
         return DualLinearization(self._columns, self._backend, scale, error)
+
+    def product(self, p: torch.Tensor) -> torch.Tensor:
+        """Return JᵀJ p, shape (n,)."""
+        return self._transposed(self._along(p))
+
+    def restricted(self, free: torch.Tensor, shift: torch.Tensor) -> "DualLinearization":
+        """Return (J, r) with only the free columns, and r + J shift."""
+        columns = self._columns.clone()
+        columns[-1] += self._along(shift).to(columns)
+        columns[:-1] *= free[:, None]
+        return DualLinearization(columns, self._backend, self.scale, self._error)
 
     @cached_property
     def gradient(self) -> torch.Tensor:
@@ -146,12 +157,7 @@ class DualLinearization:
 
     def within(self, radius: float, guess: float) -> Step:
         """Return the step within a radius, by the secular equation; λ grows while the step made with J is longer."""
-        step = secular_step(self, radius, guess)
-        for _ in range(SECULAR_ITERATIONS):
-            if not step.valid or step.scaled_norm <= (1 + RADIUS_WITHIN) * radius:
-                break
-            step = self.solve(step.damping * max(2.0, step.scaled_norm / radius))
-        return step
+        return shortened(self, secular_step(self, radius, guess), radius)
 
     def undamped(self) -> Step:
         """Return the Gauss-Newton step on the directions that J and the solver resolve.

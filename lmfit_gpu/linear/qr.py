@@ -73,6 +73,18 @@ class QRLinearization:
         """Return the same reduction with another D."""
         return QRLinearization(self._triangle, self._backend, scale, error)
 
+    def product(self, p: torch.Tensor) -> torch.Tensor:
+        """Return JᵀJ p, shape (n,)."""
+        return self._r.T @ (self._r @ p)
+
+    def restricted(self, free: torch.Tensor, shift: torch.Tensor) -> "QRLinearization":
+        """Return (J, r) with only the free columns, and r + J shift: R stays a triangle, nothing is factored again."""
+        moved = self._z + self._r @ shift
+        triangle = self._triangle.clone()
+        triangle[: len(free), : len(free)] *= free
+        triangle[: len(free), len(free)] = moved
+        return QRLinearization(triangle, self._backend, self.scale, self._error)
+
     @cached_property
     def _svd(self) -> tuple[np.ndarray, np.ndarray, Any]:
         """Return s, w = Uᵀz as numpy vectors (the secular equation is scalar work), and Vᵀ of the backend."""

@@ -1,0 +1,259 @@
+"""What a user hands to the estimator, checked before any work; every message names the argument and the remedy."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_array, validate_data
+
+from lmfit_gpu.backends import get_backend
+from lmfit_gpu.exceptions import FitWarning
+from lmfit_gpu.jacobian import JACOBIANS
+from lmfit_gpu.linear import choose
+from lmfit_gpu.losses import resolve_loss
+from lmfit_gpu.preparation import Data, is_module
+from lmfit_gpu.rows import Weights, as_tensor
+from lmfit_gpu.termination import Tolerances
+
+__all__ = ["check_data", "check_features", "check_options"]
+
+X_FORMATS = ("auto", "columns", "1d")
+NAN_POLICIES = ("raise", "omit")
+SHOWN = 5  # offending rows and columns that a message lists
+
+
+def check_options(options: Any) -> None:
+    """Check what the constructor of an estimator was given.
+
+    Parameters
+    ----------
+    options : LMRegressor
+
+    Raises
+    ------
+    ValueError, TypeError
+        The message names the argument, what was given and what is allowed.
+    """
+    _check_model(options)
+    _check_names(options)
+    if not isinstance(options.absolute_sigma, (bool, np.bool_)):
+        raise ValueError(f"absolute_sigma: got {options.absolute_sigma!r}; True or False is expected")
+    if options.callback is not None and not callable(options.callback):
+        raise TypeError(f"callback: got {options.callback!r}; a callable is expected")
+    for name, low in (("max_iter", 0), ("chunk_rows", 1)):
+        value = getattr(options, name)
+        automatic = name == "chunk_rows" and isinstance(value, str) and value == "auto"
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= low
+        if not (whole or automatic):
+            raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
+    choose(options.solver, 1, 1)
+    get_backend(options.backend, torch.device("cpu"))
+    resolve_loss(options.loss, options.f_scale)
+    Tolerances.resolve(options.ftol, options.xtol, options.gtol, torch.float64)
+
+
+def _check_model(options: Any) -> None:
+    model, residual = options.model, options.residual
+    if model is None and residual is None:
+        raise ValueError("model: got None; give a model, or residual(theta, X, y)")
+    if model is not None and not callable(model):
+        raise TypeError(f"model: got {model!r}; a callable, a torch module or a module factory is expected")
+    if residual is not None and not callable(residual):
+        raise TypeError(f"residual: got {residual!r}; a callable is expected")
+    if options.predict_fn is not None and model is not None:
+        raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
+
+
+def _check_names(options: Any) -> None:
+    for name, allowed in (("x_format", X_FORMATS), ("nan_policy", NAN_POLICIES)):
+        value = getattr(options, name)
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"{name}: got {value!r}; allowed are {', '.join(map(repr, allowed))}")
+    if not callable(options.jac) and not (isinstance(options.jac, str) and options.jac in JACOBIANS):
+        raise ValueError(f"jac: got {options.jac!r}; allowed are {JACOBIANS} or a callable")
+    for name in ("solver", "backend"):
+        if not isinstance(getattr(options, name), str):
+            raise ValueError(f"{name}: got {getattr(options, name)!r}; a name is expected")
+
+
+def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma: Any = None) -> Data:
+    """Check what ``fit`` was given and return the rows that take part.
+
+    Parameters
+    ----------
+    estimator : LMRegressor
+        Gets ``n_features_in_`` and ``feature_names_in_``.
+    X, y, sample_weight, sigma
+        See :meth:`lmfit_gpu.LMRegressor.fit`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For shapes that do not fit, values that are not numbers, NaN or infinity with ``nan_policy="raise"``, weights
+        below 0, standard deviations that are not positive.
+    """
+    X = check_features(estimator, X, reset=True, finite=False)
+    y = _checked_targets(estimator, y, len(X))
+    frequency = _checked_frequencies(sample_weight, len(X))
+    sigma = _checked_sigma(sigma, len(X), None if y is None else tuple(y.shape), estimator.nan_policy)
+    if estimator.absolute_sigma and sigma is None:
+        raise ValueError("absolute_sigma=True: it says that sigma is known, but fit got no sigma")
+    kept = torch.ones(len(X), dtype=torch.bool)
+    if frequency is not None:
+        kept &= torch.nan_to_num(frequency, nan=1.0) > 0
+    named = {"X": X, "y": y, "sample_weight": frequency, "sigma": sigma}
+    broken = {name: _not_finite(values) & kept for name, values in named.items() if values is not None}
+    for name, rows in broken.items():
+        if bool(rows.any()):
+            if estimator.nan_policy == "raise":
+                raise ValueError(_where(name, named[name], rows))
+            kept &= ~rows
+    if frequency is not None and bool((frequency[kept] != frequency[kept].round()).any()):
+        message = (
+            "sample_weight: they are frequencies here (2 is a row observed twice), and some are not whole numbers; for "
+            "weights 1/σ² give the standard deviations as sigma"
+        )
+        warnings.warn(message, FitWarning, stacklevel=3)
+    if bool(kept.all()):
+        return Data(X, y, _weights(frequency, sigma), 0)
+    if not bool(kept.any()):
+        raise ValueError("X and y: no row is left: all have NaN or infinity, or sample_weight 0")
+    X, y = (None if values is None else values[_mask_like(kept, values)] for values in (X, y))
+    frequency, sigma = (None if values is None else values[kept] for values in (frequency, sigma))
+    return Data(X, y, _weights(frequency, sigma), int((~kept).sum()))
+
+
+def _weights(frequency: torch.Tensor | None, sigma: torch.Tensor | None) -> Weights | None:
+    if frequency is not None and bool((frequency == 1).all()):
+        frequency = None
+    return None if frequency is None and sigma is None else Weights(frequency, sigma)
+
+
+def _mask_like(mask: torch.Tensor, values: Any) -> Any:
+    return mask.to(values.device) if isinstance(values, torch.Tensor) else mask.numpy()
+
+
+def _not_finite(values: Any) -> torch.Tensor:
+    """Return which rows of values (n, ...) hold NaN or infinity, shape (n,), on the CPU."""
+    tensor = as_tensor(values)
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return torch.zeros(len(tensor), dtype=torch.bool)
+    return ~torch.isfinite(tensor).reshape(len(tensor), -1).all(1).cpu()
+
+
+def _where(name: str, values: Any, rows: torch.Tensor) -> str:
+    """Return the message for values that are not finite, with their rows and columns."""
+    found = rows.nonzero()[:, 0].tolist()
+    tensor = as_tensor(values)
+    text = f"Input {name} contains NaN or infinity in {_listed('row', found)}"
+    if tensor.ndim > 1 and tensor[0].numel() > 1:
+        columns = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(0).nonzero()[:, 0].tolist()
+        text += f", {_listed('column', columns)}"
+    return text + "; nan_policy='omit' leaves such rows out"
+
+
+def _listed(what: str, found: Sequence[int]) -> str:
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{what}{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:SHOWN]))}{more}"
+
+
+def _checked_targets(estimator: Any, y: Any, n_rows: int) -> Any:
+    if y is None:
+        if estimator.model is not None:
+            raise ValueError("y: got None; a model is fitted to targets (requires y to be passed)")
+        return None
+    if not isinstance(y, torch.Tensor):
+        y = check_array(
+            y, ensure_2d=False, ensure_all_finite=False, dtype="numeric", input_name="y", estimator=estimator
+        )
+    elif y.is_complex():
+        raise ValueError("Complex data not supported: y is a complex tensor")
+    if y.ndim not in (1, 2):
+        raise ValueError(f"y: got shape {tuple(y.shape)}; (n_samples,) or (n_samples, n_outputs) is expected")
+    if len(y) != n_rows:
+        raise ValueError(f"X and y: found input variables with inconsistent numbers of samples: {[n_rows, len(y)]}")
+    return y
+
+
+def _as_numbers(values: Any, name: str) -> torch.Tensor:
+    """Return values as a float64 tensor on the CPU."""
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+        if np.iscomplexobj(array):
+            raise TypeError("complex numbers")
+        return torch.from_numpy(np.array(array, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {type(values).__name__} that is not numbers: {error}") from error
+
+
+def _checked_frequencies(sample_weight: Any, n_rows: int) -> torch.Tensor | None:
+    if sample_weight is None:
+        return None
+    weights = _as_numbers(sample_weight, "sample_weight")
+    if weights.ndim == 0:
+        weights = weights.expand(n_rows)
+    if weights.shape != (n_rows,):
+        raise ValueError(f"sample_weight: got shape {tuple(weights.shape)}; ({n_rows},) is expected")
+    if bool((weights < 0).any()):
+        row = int((weights < 0).nonzero()[0, 0])
+        raise ValueError(f"sample_weight: got {float(weights[row]):g} in row {row}; frequencies >= 0 are expected")
+    if not bool((weights != 0).any()):
+        raise ValueError("sample_weight: all are 0; no row is left")
+    return weights
+
+
+def _checked_sigma(sigma: Any, n_rows: int, y_shape: tuple[int, ...] | None, nan_policy: str) -> torch.Tensor | None:
+    if sigma is None:
+        return None
+    found = _as_numbers(sigma, "sigma")
+    if found.ndim == 0:
+        found = found.expand(n_rows)
+    shapes = {(n_rows,), (n_rows, 1)} if y_shape is None else {(n_rows,), (n_rows, 1), y_shape}
+    if tuple(found.shape) not in shapes:
+        expected = " or ".join(map(str, sorted(shapes, key=len)))
+        raise ValueError(
+            f"sigma: got shape {tuple(found.shape)}; {expected} is expected (a full covariance matrix: curve_fit)"
+        )
+    if found.ndim == 2 and found.shape[1] == 1:
+        found = found[:, 0]
+    wrong = ~(found > 0) & ~(torch.isnan(found) if nan_policy == "omit" else torch.zeros_like(found, dtype=torch.bool))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0, 0])
+        raise ValueError(f"sigma: got {found[row].tolist()} in row {row}; positive standard deviations are expected")
+    return found
+
+
+def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> Any:
+    """Check X for fit (`reset`) or predict; return an array or the tensor.
+
+    Raises
+    ------
+    ValueError
+        For another number of axes or columns, complex values, no rows; with `finite` for NaN and infinity.
+    """
+    if np.ndim(X) == 1 or (isinstance(X, torch.Tensor) and X.ndim == 1):
+        raise ValueError(
+            f"X: expected 2D array, got 1D array of shape {tuple(np.shape(X))}. Reshape your data: "
+            "x[:, None] makes one column; curve_fit takes 1-D x."
+        )
+    if not isinstance(X, torch.Tensor):
+        of_module = is_module(estimator.model)
+        return validate_data(estimator, X, reset=reset, dtype="numeric", allow_nd=of_module, ensure_all_finite=finite)
+    if X.ndim < 2:
+        raise ValueError(f"X: got shape {tuple(X.shape)}; (n_samples, n_features) is expected")
+    if X.is_complex():
+        raise ValueError("Complex data not supported: X is a complex tensor")
+    if len(X) == 0:
+        raise ValueError("X: got 0 samples; at least 1 is expected")
+    if finite and X.is_floating_point() and not bool(torch.isfinite(X).all()):
+        raise ValueError("Input X contains NaN or infinity.")
+    if reset:
+        estimator.n_features_in_ = X.shape[1]
+    elif X.shape[1] != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {X.shape[1]} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input."
+        )
+    return X
