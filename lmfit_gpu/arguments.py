@@ -94,15 +94,17 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
         For shapes that do not fit, values that are not numbers, NaN or infinity with ``nan_policy="raise"``, weights
         below 0, standard deviations that are not positive.
     """
-    X = check_features(estimator, X, reset=True, finite=False)
-    y = _checked_targets(estimator, y, len(X))
+    X = check_features(estimator, _unmasked(X), reset=True, finite=False)
+    y = _checked_targets(estimator, _unmasked(y), len(X))
     frequency = _checked_frequencies(sample_weight, len(X))
-    sigma = _checked_sigma(sigma, len(X), None if y is None else tuple(y.shape), estimator.nan_policy)
-    if estimator.absolute_sigma and sigma is None:
-        raise ValueError("absolute_sigma=True: it says that sigma is known, but fit got no sigma")
     kept = torch.ones(len(X), dtype=torch.bool)
     if frequency is not None:
         kept &= torch.nan_to_num(frequency, nan=1.0) > 0
+    sigma = _shaped_sigma(_unmasked(sigma), len(X), None if y is None else tuple(y.shape))
+    if sigma is not None:
+        _check_positive(sigma, kept)
+    if estimator.absolute_sigma and sigma is None:
+        raise ValueError("absolute_sigma=True: it says that sigma is known, but fit got no sigma")
     named = {"X": X, "y": y, "sample_weight": frequency, "sigma": sigma}
     broken = {name: _not_finite(values) & kept for name, values in named.items() if values is not None}
     for name, rows in broken.items():
@@ -123,6 +125,13 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
     X, y = (None if values is None else values[_mask_like(kept, values)] for values in (X, y))
     frequency, sigma = (None if values is None else values[kept] for values in (frequency, sigma))
     return Data(X, y, _weights(frequency, sigma), int((~kept).sum()))
+
+
+def _unmasked(values: Any) -> Any:
+    """Return a masked array with NaN where it is masked: what ``nan_policy`` is for."""
+    if not isinstance(values, np.ma.MaskedArray):
+        return values
+    return values.astype(np.float64).filled(np.nan) if np.ma.is_masked(values) else values.data
 
 
 def _weights(frequency: torch.Tensor | None, sigma: torch.Tensor | None) -> Weights | None:
@@ -204,7 +213,7 @@ def _checked_frequencies(sample_weight: Any, n_rows: int) -> torch.Tensor | None
     return weights
 
 
-def _checked_sigma(sigma: Any, n_rows: int, y_shape: tuple[int, ...] | None, nan_policy: str) -> torch.Tensor | None:
+def _shaped_sigma(sigma: Any, n_rows: int, y_shape: tuple[int, ...] | None) -> torch.Tensor | None:
     if sigma is None:
         return None
     found = _as_numbers(sigma, "sigma")
@@ -216,13 +225,15 @@ def _checked_sigma(sigma: Any, n_rows: int, y_shape: tuple[int, ...] | None, nan
         raise ValueError(
             f"sigma: got shape {tuple(found.shape)}; {expected} is expected (a full covariance matrix: curve_fit)"
         )
-    if found.ndim == 2 and found.shape[1] == 1:
-        found = found[:, 0]
-    wrong = ~(found > 0) & ~(torch.isnan(found) if nan_policy == "omit" else torch.zeros_like(found, dtype=torch.bool))
+    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+
+
+def _check_positive(sigma: torch.Tensor, kept: torch.Tensor) -> None:
+    """Check the sigma of the rows that take part; NaN and infinity are for ``nan_policy``."""
+    wrong = (sigma <= 0).reshape(len(sigma), -1).any(1) & kept
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0, 0])
-        raise ValueError(f"sigma: got {found[row].tolist()} in row {row}; positive standard deviations are expected")
-    return found
+        raise ValueError(f"sigma: got {sigma[row].tolist()} in row {row}; positive standard deviations are expected")
 
 
 def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> Any:

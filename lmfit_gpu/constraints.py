@@ -12,7 +12,7 @@ covariance by the delta method, :math:`\mathrm{cov}(F(\hat\theta)) = G\, \mathrm
 
 import graphlib
 import inspect
-import numbers
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +26,9 @@ from lmfit_gpu.models import CALL_ERRORS, Model
 __all__ = ["ConstrainedModel", "Constraints", "Tie", "resolve_constraints", "tie_arguments"]
 
 NAMES_SHOWN = 8
-DIFFERENCE = float(np.finfo(np.float64).eps) ** (1 / 3)
+EPSILON = float(np.finfo(np.float64).eps)
+DIFFERENCE = EPSILON ** (1 / 3)
+SLOPE_RTOL = 1e-2  # a tie's derivative by autograd against differences: what left the graph is missing whole
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,13 @@ class Constraints:
 
     def bounds(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return (lower, upper) of the free parameters in the dtype and on the device of `like`; None without any."""
-        lower, upper = self.lower[self.free], self.upper[self.free]
-        if not (np.isfinite(lower).any() or np.isfinite(upper).any()):
+        lower, upper = (torch.from_numpy(side[self.free]) for side in (self.lower, self.upper))
+        if not bool(torch.isfinite(torch.cat((lower, upper))).any()):
             return None
-        return torch.from_numpy(lower).to(like), torch.from_numpy(upper).to(like)
+        low, high = lower.to(like.dtype), upper.to(like.dtype)  # rounded, where that is outside, inwards
+        low = torch.where(low.double() < lower, torch.nextafter(low, torch.full_like(low, torch.inf)), low)
+        high = torch.where(high.double() > upper, torch.nextafter(high, torch.full_like(high, -torch.inf)), high)
+        return low.to(like.device), high.to(like.device)
 
     @cached_property
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
@@ -106,24 +111,68 @@ class Constraints:
         parts = torch.cat((theta, constant))
         for tie in self.ties:
             value = tie_value(tie, [parts[order[index]] for index in tie.arguments])
-            parts = torch.cat((parts, value.to(parts).expand(theta.shape[1:])[None]))
+            value = value.to(parts)
+            value = value.reshape(theta.shape[1:]) if value.numel() == parts[0].numel() else value.expand_as(parts[0])
+            parts = torch.cat((parts, value[None]))
         return parts[torch.from_numpy(order).to(theta.device)]
 
     def derivative(self, theta: torch.Tensor) -> torch.Tensor:
-        """Return G = ∂F/∂θ, shape (n_all, n_free), in float64 on the CPU; by differences for ties not in torch."""
-        theta = theta.detach().double().cpu()
-        selection = torch.zeros(len(self.names), len(theta), dtype=torch.float64)
-        selection[torch.from_numpy(np.flatnonzero(self.free)), torch.arange(len(theta))] = 1.0
-        if not self.ties:
-            return selection
-        if self.in_torch:
-            return torch.autograd.functional.jacobian(self.full, theta)
-        for j in range(len(theta)):
-            step = DIFFERENCE * (float(theta[j].abs()) or 1.0)
-            ahead, behind = theta.clone(), theta.clone()
-            ahead[j], behind[j] = theta[j] + step, theta[j] - step
-            selection[:, j] = (self.full(ahead) - self.full(behind)) / (ahead[j] - behind[j])
-        return selection
+        """Return G = ∂F/∂θ, shape (n_all, n_free), in float64 on the CPU, by the chain rule through the ties."""
+        values = self.full(theta.detach().double().cpu())
+        slopes = torch.zeros(len(self.names), theta.numel(), dtype=torch.float64)
+        slopes[torch.from_numpy(np.flatnonzero(self.free)), torch.arange(theta.numel())] = 1.0
+        for tie in self.ties:
+            for position, i in enumerate(tie.arguments):
+                depends = slopes[i] != 0
+                if bool(depends.any()):  # not on fixed parameters alone
+                    slopes[tie.index, depends] += self._partial(tie, position, values) * slopes[i, depends]
+        return slopes
+
+    def _partial(self, tie: Tie, position: int, values: torch.Tensor) -> float:
+        """Return the derivative of a tie by one of its arguments: by autograd, or by differences within its bounds."""
+        at = [values[i].clone() for i in tie.arguments]
+        if tie.in_torch:
+            return _autograd_slope(tie, at, position)
+        i = tie.arguments[position]
+        return _difference_slope(tie, at, position, (float(self.lower[i]), float(self.upper[i])))
+
+
+def _autograd_slope(tie: Tie, at: list[torch.Tensor], position: int) -> float:
+    leaf = at[position].detach().clone().requires_grad_()
+    value = tie_value(tie, [*at[:position], leaf, *at[position + 1 :]])
+    if not value.requires_grad:
+        return 0.0
+    return float(torch.autograd.grad(value.reshape(()), leaf, materialize_grads=True)[0])
+
+
+def _difference_slope(tie: Tie, at: list[torch.Tensor], position: int, bounds: tuple[float, float]) -> float:
+    """Return the difference quotient of the step whose rounding and truncation are least; NaN where there is none.
+
+    The step is relative to the argument at first, and at last to 1: near 1e-9 a tie 1 − x needs the longer ones.
+    """
+    x = float(at[position])
+
+    def value(moved: float) -> float:
+        moved_at = [*at[:position], torch.tensor(moved, dtype=torch.float64), *at[position + 1 :]]
+        try:
+            return float(tie_value(tie, moved_at))
+        except CALL_ERRORS:
+            return float("nan")
+
+    def quotient(h: float) -> float:
+        ahead, behind = min(x + h, bounds[1]), max(x - h, bounds[0])
+        return (value(ahead) - value(behind)) / (ahead - behind) if ahead > behind else float("nan")
+
+    best, least = float("nan"), float("inf")
+    size, longest = abs(x) or DIFFERENCE, max(abs(x), 1.0)
+    while size <= longest:
+        h = DIFFERENCE * size
+        found, wider = quotient(h), quotient(2 * h)
+        error = abs(found - wider) + 2 * EPSILON * (abs(value(x)) + abs(found * x)) / h
+        if error < least:
+            best, least = found, error
+        size *= 10
+    return best
 
 
 def tie_value(tie: Tie, values: list[torch.Tensor]) -> torch.Tensor:
@@ -131,8 +180,8 @@ def tie_value(tie: Tie, values: list[torch.Tensor]) -> torch.Tensor:
     if tie.in_torch:
         result = tie.function(*values)
         return result if isinstance(result, torch.Tensor) else torch.tensor(result, dtype=torch.float64)
-    with np.errstate(all="ignore"):
-        result = np.asarray(tie.function(*(value.detach().cpu().numpy()[()] for value in values)))
+    with np.errstate(all="ignore"):  # plain numbers: math functions then refuse complex ones, as they should
+        result = np.asarray(tie.function(*(value.item() for value in values)))
     return torch.from_numpy(result.astype(np.complex128 if np.iscomplexobj(result) else np.float64))
 
 
@@ -281,7 +330,7 @@ def _resolved_bounds(bounds: Any, names: tuple[str, ...], n_model: int) -> tuple
 
 
 def _pair(bounds: Any, whose: str) -> tuple[Any, Any]:
-    if isinstance(bounds, (str, bytes, numbers.Number)) or not hasattr(bounds, "__len__") or len(bounds) != 2:
+    if not isinstance(bounds, (Sequence, np.ndarray, torch.Tensor)) or isinstance(bounds, str) or len(bounds) != 2:
         raise ValueError(f"bounds: got {bounds!r} {whose}; a pair (lower, upper), or a dict of them, is expected")
     return bounds[0], bounds[1]
 
@@ -295,12 +344,14 @@ def _one_side(side: Any, n: int, whose: str, unbounded: float) -> np.ndarray:
     if isinstance(side, torch.Tensor):
         side = side.detach().cpu().numpy()
     try:
+        if np.iscomplexobj(side):
+            raise TypeError("complex numbers")
         values = np.array(side, dtype=np.float64)
         missing = np.vectorize(lambda entry: entry is None, otypes=[bool])(np.array(side, dtype=object))
     except (TypeError, ValueError) as error:
         raise ValueError(f"bounds: got {side!r} {whose}; numbers are expected") from error
     if values.ndim > 1 or values.size not in (1, n):
-        raise ValueError(f"bounds: got {values.size} values for {n} parameters")
+        raise ValueError(f"bounds: {whose}got shape {values.shape}; a scalar or ({n},) is expected")
     if bool((np.isnan(values) & ~missing).any()):
         raise ValueError(f"bounds: got NaN {whose}; numbers, ±inf or None are expected")
     return np.broadcast_to(np.where(missing, unbounded, values).reshape(-1), (n,))
@@ -312,6 +363,8 @@ def _resolved_fixed(fixed: Any, names: tuple[str, ...], n_model: int) -> np.ndar
         return mask
     if isinstance(fixed, torch.Tensor):
         fixed = fixed.cpu().numpy()
+    if not isinstance(fixed, (str, Sequence, np.ndarray, set, frozenset)):
+        raise TypeError(f"fixed: got {fixed!r}; names of parameters, or a mask of bool, are expected")
     entries = [fixed] if isinstance(fixed, str) else list(fixed)
     if all(isinstance(entry, (bool, np.bool_)) for entry in entries):
         if len(entries) != n_model:
@@ -354,8 +407,11 @@ def _ordered_ties(tied: Any, names: tuple[str, ...]) -> dict[int, tuple[Callable
         (index, *more) = indices_of(name, names, "tied")
         if more:
             raise ValueError(f"tied: {name!r} is a tensor of {1 + len(more)} parameters; tie its entries one by one")
-        arguments = tie_arguments(name, function)
-        ties[index] = function, tuple(indices_of(argument, names, f"tied: {name!r}")[0] for argument in arguments)
+        arguments = [(other, indices_of(other, names, f"tied: {name!r}")) for other in tie_arguments(name, function)]
+        for other, found in arguments:
+            if len(found) > 1:
+                raise ValueError(f"tied: {name!r} depends on {other!r}, which is a tensor of {len(found)} parameters")
+        ties[index] = function, tuple(found[0] for _, found in arguments)
     graph = {index: set(arguments) & ties.keys() for index, (_, arguments) in ties.items()}
     try:
         order = list(graphlib.TopologicalSorter(graph).static_order())
@@ -370,17 +426,33 @@ def _tried(
 ) -> Tie:
     """Return a tie that works at the start, in torch where torch can differentiate it."""
     arguments, values = at
-    leaves = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in values]
+    start = [torch.tensor(value, dtype=torch.float64) for value in values]
+    by_torch = Tie(index, arguments, function, in_torch=True)
+    tie = by_torch if _is_whole(by_torch, start) else Tie(index, arguments, function, in_torch=False)
     try:
-        result = function(*leaves)
-        in_torch = isinstance(result, torch.Tensor) and (result.requires_grad or not leaves)
-    except CALL_ERRORS:
-        in_torch = False
-    tie = Tie(index, arguments, function, in_torch)
-    try:
-        number = float(tie_value(tie, [leaf.detach() for leaf in leaves]))
+        number = float(tie_value(tie, start))
     except CALL_ERRORS as error:
         raise ValueError(f"tied: {names[index]!r}: its function fails at the start: {error}") from error
     if not np.isfinite(number):
         raise ValueError(f"tied: {names[index]!r} is {number} at the start; a finite number is expected")
     return tie
+
+
+def _is_whole(tie: Tie, start: list[torch.Tensor]) -> bool:
+    """Return whether torch evaluates a tie and its derivative by every argument is that of its values.
+
+    It is not where an argument leaves the graph: math.exp(s), float(s), s.item(), s.detach().
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if start and not isinstance(tie.function(*start), torch.Tensor):
+                return False
+            for position in range(len(start)):
+                by_autograd = _autograd_slope(tie, start, position)
+                measured = _difference_slope(tie, start, position, (-np.inf, np.inf))
+                if abs(by_autograd - measured) > SLOPE_RTOL * max(abs(by_autograd), abs(measured)):
+                    return False
+    except (*CALL_ERRORS, Warning):
+        return False
+    return True

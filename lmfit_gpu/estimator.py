@@ -340,7 +340,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 "parameters; standard errors are NaN"
             )
             warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif result.dof <= 0 and not result.absolute_sigma:
+        elif not (result.has_freedom or result.absolute_sigma):
             message = (
                 f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
                 f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"

@@ -116,8 +116,8 @@ def resolve_loss(loss: str | Callable[[np.ndarray], Any], f_scale: float) -> Los
     Raises
     ------
     ValueError, TypeError
-        For another name, a scale that is not positive, or a function that does not return (3, m), is not increasing
-        or does not begin at 0 with slope 1.
+        For another name, a scale that is not positive, or a function that does not return (3, m) finite real numbers
+        that are ρ and its derivatives, or whose slope is negative.
     """
     number = isinstance(f_scale, (int, float, np.integer, np.floating)) and not isinstance(f_scale, bool)
     if not number or not 0 < f_scale < np.inf:
@@ -136,9 +136,16 @@ def _of_arrays(loss: Callable[[np.ndarray], Any]) -> Callable[[torch.Tensor], Te
     def rho(z: torch.Tensor) -> Terms:
         flat = z.detach().cpu().double().reshape(-1).numpy()
         with np.errstate(all="ignore"):
-            terms = np.array([np.asarray(part, dtype=np.float64) for part in loss(flat.copy())])
+            found = loss(flat.copy())
+        try:
+            terms = np.array(found)
+            if np.iscomplexobj(terms):
+                raise TypeError("complex numbers")
+            terms = terms.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"loss: its function returned no array of numbers: {error}") from error
         if terms.shape != (3, flat.size):
-            raise ValueError(f"loss: its function returned shape {terms.shape} for {flat.size} values; (3, m) expected")
+            raise ValueError(f"loss: its function returned shape {terms.shape}; (3, {flat.size}) is expected")
         first, second, third = (torch.from_numpy(term).reshape(z.shape).to(z) for term in terms)
         return first, second, third
 
@@ -149,7 +156,8 @@ def _check_slopes(rho: Callable[[torch.Tensor], Terms]) -> None:
     """Hold ρ' and ρ'' against differences, and see that ρ does not fall."""
     z = torch.tensor([1e-3, 0.03, 0.3, 0.7, 3.0, 30.0, 900.0], dtype=torch.float64)
     value, first, second = rho(z)
-    if not bool(torch.isfinite(torch.cat((value, first, second))).all()) or bool((first < 0).any()):
+    everywhere = torch.cat((*rho(torch.zeros(1, dtype=torch.float64))[:2], value, first, second))
+    if not bool(torch.isfinite(everywhere).all()) or bool((first < 0).any()):
         raise ValueError("loss: its function must give finite values and a slope >= 0 for z >= 0")
     h = 1e-5 * z
     (above, slope_above, _), (below, slope_below, _) = rho(z + h), rho(z - h)

@@ -78,9 +78,10 @@ def resolve_start(
         return _ones(function, order, ties)
     if isinstance(start, Mapping):
         return _from_names(start, function, order, ties)
-    theta = _finite_vector(start)
+    theta = _vector(start)
     names, found = (None, order) if order is not None else call_signature(function, len(theta))
     names = names or _numbered(len(theta))
+    theta = _finite(np.array([1.0 if name in ties else value for name, value in zip(names, theta, strict=True)]))
     for name in _new_names(names, ties):
         raise ValueError(f"p0: {name!r}, which a tie depends on, has no start value; give p0 as a dict")
     return Start(theta, names, str(found), len(names))
@@ -118,7 +119,7 @@ def _from_names(
     wanted = {name for name in names if name not in ties}
     if set(given) - set(ties) != wanted or not set(given) <= set(names):
         raise ValueError(f"p0: got names {given}; the model{' with its ties' if ties else ''} has {names}")
-    values = _finite_vector([start.get(name, 1.0) for name in names])
+    values = _finite(_vector([1.0 if name in ties else start[name] for name in names]))
     return Start(values, names, order, len(of_model or given))
 
 
@@ -127,11 +128,14 @@ def _signature_names(function: Callable[..., Any]) -> tuple[str, ...]:
     return () if arguments is None else tuple(argument.name for argument in arguments[1:])
 
 
-def _finite_vector(values: Any) -> np.ndarray:
+def _vector(values: Any) -> np.ndarray:
     try:
-        theta = np.array([float(value) for value in values])
+        return np.array([float(value) for value in values])
     except (TypeError, ValueError) as error:
         raise TypeError(f"p0: got {values!r}; a sequence of numbers is expected") from error
+
+
+def _finite(theta: np.ndarray) -> np.ndarray:
     if theta.size == 0 or not np.isfinite(theta).all():
         raise ValueError(f"p0: got {theta.tolist()}; at least one value, all finite, is expected")
     return theta

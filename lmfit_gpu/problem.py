@@ -104,7 +104,7 @@ class LeastSquaresProblem:
         self.replicas = [model, *(model.replicate(device) for device in self.devices[1:])]
         self._pools: list[ThreadPoolExecutor] = []
         self.per_row, self.n_residuals, self.coupled = _examine(model, rows, theta)
-        _check_weights(rows.weights, self.n_residuals, self.per_row)
+        _check_weights(rows, self.n_residuals, self.per_row, self.coupled and model.is_residual)
         self.chunk_rows = rows.n_samples if self.coupled else self._rows_per_block(chunk_rows)
 
     @property
@@ -266,13 +266,16 @@ class LeastSquaresProblem:
         return rows
 
 
-def _check_weights(weights: Weights | None, n_residuals: int, per_row: int) -> None:
+def _check_weights(rows: ArrayRows, n_residuals: int, per_row: int, unordered: bool) -> None:
+    """Check that every residual belongs to a row; of a vector that couples rows it is known for one a row only."""
+    weights = rows.weights
     if weights is None:
         return
     for name, given in (("sample_weight", weights.frequency), ("sigma", weights.sigma)):
-        if given is not None and not per_row:
+        if given is not None and (not per_row or (unordered and n_residuals != rows.n_samples)):
             raise ValueError(
-                f"{name}: {n_residuals} residuals do not belong to {len(given)} rows; weight the residuals"
+                f"{name}: the residual callable returns {n_residuals} values that depend on all {len(given)} rows; "
+                "weight them inside it"
             )
         if given is not None and given.ndim > 1 and given.numel() != n_residuals:
             raise ValueError(f"{name}: got shape {tuple(given.shape)} for {n_residuals} residuals")

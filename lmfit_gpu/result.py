@@ -189,6 +189,14 @@ class Result:
         observed = self.n_residuals if self.n_observed is None else self.n_observed
         return int(observed) - self.rank if observed == int(observed) else observed - self.rank
 
+    @property
+    def has_freedom(self) -> bool:
+        """Whether residuals are left to estimate s² from; that a parameter is on a bound leaves none more."""
+        kinds = list(self.roles.values())
+        estimated = len(self.theta) - kinds.count("fixed") - kinds.count("tied")
+        too_few = any("bound" in kind for kind in kinds) and self.dof + self.rank <= estimated
+        return self.dof > 0 and not too_few
+
     def brief(self) -> str:
         """Return one line: outcome, cost and counts."""
         return (
@@ -248,7 +256,7 @@ def scaled_covariance(result: Result) -> np.ndarray | None:
     covariance = result.covariance
     if covariance is None or result.absolute_sigma:
         return covariance
-    if result.dof <= 0:
+    if not result.has_freedom:
         return np.where(covariance == 0, 0.0, np.inf) if result.roles else np.full_like(covariance, np.inf)
     return covariance * (2 * result.cost / result.dof)
 
@@ -287,8 +295,11 @@ def _by_delta_method(covariance: np.ndarray, slopes: np.ndarray) -> tuple[np.nda
     """
     diagonal = np.diag(covariance)
     known = np.where(np.isfinite(covariance), covariance, 0.0)
-    scaled = slopes @ known @ slopes.T
+    steep = ~np.isfinite(slopes) & np.isfinite(diagonal)
+    finite = np.where(np.isfinite(slopes), slopes, 0.0)
+    scaled = finite @ known @ finite.T
     lost, held = ((slopes != 0) @ part > 0 for part in (np.isinf(diagonal), np.isnan(diagonal)))
+    lost |= steep.any(axis=1)
     for mask, value in ((held, np.nan), (lost, np.inf)):
         scaled[mask], scaled[:, mask] = np.nan, np.nan
         scaled[mask, mask] = value

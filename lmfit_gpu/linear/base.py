@@ -186,11 +186,12 @@ def reduce_with(jacobian: Jacobian, backend: Backend, leaf: str) -> torch.Tensor
         return jacobian.reduce(reduced, joined if leaf == "triangle" else torch.add)
 
 
-def secular_step(lin: Linearization, radius: float, guess: float) -> Step:
+def secular_step(lin: Linearization, radius: float, guess: float, smooth: bool = True) -> Step:
     r"""Return the step whose λ solves :math:`\|D p(\lambda)\| = \Delta` within 10 %.
 
     The least λ when p is shorter there. Newton's method on :math:`1/\|D p\|`, safeguarded (Nocedal and Wright, 2nd
-    ed., algorithm 4.3; Moré (1978), section 5, doi:10.1007/BFb0067700).
+    ed., algorithm 4.3; Moré (1978), section 5, doi:10.1007/BFb0067700). Where ‖D p‖ has kinks (not `smooth`) a Newton
+    step from the left may pass the root and bounds nothing; the bracket then starts at the least λ.
     """
     least = lin.least_damping
     force = float(torch.linalg.vector_norm(lin.gradient / lin.scale))
@@ -199,7 +200,7 @@ def secular_step(lin: Linearization, radius: float, guess: float) -> Step:
     norm, slope = lin.scaled_norm(least)
     if norm <= (1 + RADIUS_WITHIN) * radius:
         return lin.solve(least)
-    low = max(least, least + (norm - radius) / -slope if slope < 0 else least)
+    low = max(least, least + (norm - radius) / -slope if slope < 0 and smooth else least)
     high = force / max(radius, np.finfo(np.float64).tiny)
     damping = guess
     for _ in range(SECULAR_ITERATIONS):
@@ -214,7 +215,7 @@ def secular_step(lin: Linearization, radius: float, guess: float) -> Step:
             break
         low, high = (damping, high) if excess > 0 else (low, damping)
         damping -= norm / radius * excess / slope
-    return lin.solve(damping)
+    return lin.solve(min(max(damping, low), high))
 
 
 def shortened(lin: Linearization, step: Step, radius: float) -> Step:

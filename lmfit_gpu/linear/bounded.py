@@ -146,7 +146,7 @@ class BoundedLinearization:
         """Return the bounded step within a radius."""
         if not self.direct:
             return self._searched(radius) if self.finite else no_step(self.scale, 0.0)
-        return shortened(self, secular_step(self, radius, guess), radius)
+        return shortened(self, secular_step(self, radius, guess, smooth=False), radius)
 
     def _searched(self, radius: float) -> Step:
         """Return the truncated step of cg, bent at the bounds, from face to face."""
