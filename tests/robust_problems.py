@@ -73,11 +73,16 @@ def sines(x, u):
 
 @dataclass(frozen=True)
 class Family:
-    """A model, the numbers of parameters it takes with the ranges of their true values, and the range of x."""
+    """A model, the numbers of parameters it takes with the ranges of their true values, the range of x.
+
+    `room` says how far bounds lie from the truth, in units of it: at most so far below, and so far above. Peaks have
+    little: one outside the data, or between two points, has no effect at all, and every point is a solution.
+    """
 
     model: Callable[..., Any]
     truth: dict[int, list[tuple[float, float]]]  # by n
     x_range: tuple[float, float]
+    room: tuple[float, float] = (0.95, 4.0)
 
 
 _DECAY, _PEAK, _SECOND = [(1.0, 3.0), (0.8, 2.5)], [(1.0, 3.0), (1.0, 2.0), (0.3, 0.7)], [(1.0, 3.0), (3.2, 4.2)]
@@ -97,6 +102,7 @@ FAMILIES = {
             8: [*_PEAK, *_SECOND, (0.3, 0.7), (0.3, 1.0), (0.1, 0.5)],
         },
         (0.0, 5.0),
+        room=(0.5, 0.3),
     ),
     "rational": Family(rational, {2: [(2, 5), (0.5, 2)], 4: [(1, 3), (1, 3), (0.2, 1), (0.2, 1)]}, (0.0, 5.0)),
     "sines": Family(sines, {3: [(1, 3), (1.0, 3.0), (1, 3)], 4: [(1, 3), (1.0, 3.0), (1, 3), (0.3, 1.0)]}, (0.0, 5.0)),
@@ -194,7 +200,7 @@ def make_problem(number: int) -> RobustProblem:
     y = model(torch.from_numpy(x), torch.from_numpy(truth * scale)).expand(m).numpy() + sigma * rng.standard_normal(m)
     outliers = rng.random(m) < rng.choice([0.0, 0.05, 0.15])
     y = y + np.where(outliers, rng.choice([-1, 1], m) * rng.uniform(1, 5, m), 0.0)
-    lower, upper = _bounds(rng, truth, finite=not near)
+    lower, upper = _bounds(rng, truth, family.room, finite=not near)
     start = np.clip(truth, lower, upper) if near and not convex else _start(rng, truth, lower, upper)
     ends = (lower * scale, upper * scale)
     problem = RobustProblem(number, name, model, x, y, start * scale, *ends, loss_of(number), sigma * rng.uniform(1, 3))
@@ -209,12 +215,15 @@ def loss_of(number: int) -> str:
     return CONVEX_LOSSES[number % 3] if number < N_CONVEX else list(LOSSES)[number % 5]
 
 
-def _bounds(rng: np.random.Generator, truth: np.ndarray, finite: bool) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(
+    rng: np.random.Generator, truth: np.ndarray, room: tuple[float, float], finite: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of which one in six cuts the truth off; in units of u."""
-    size = np.abs(truth)
-    lower, upper = truth - size * rng.uniform(0.5, 0.95, len(truth)), truth + size * rng.uniform(1, 4, len(truth))
+    size, (below, above) = np.abs(truth), room
+    lower = truth - size * below * rng.uniform(0.5, 1, len(truth))
+    upper = truth + size * above * rng.uniform(0.25, 1, len(truth))
     kind = rng.random(len(truth))
-    cut = size * rng.uniform(0.02, 0.2, len(truth))
+    cut = size * min(0.2, 0.2 * above) * rng.uniform(0.1, 1, len(truth))
     lower, upper = np.where(kind < 1 / 12, truth + cut, lower), np.where(kind > 11 / 12, truth - cut, upper)
     if not finite:
         lower = np.where((kind > 0.3) & (kind < 0.6), -np.inf, lower)
