@@ -131,7 +131,7 @@ def _unmasked(values: Any) -> Any:
     """Return a masked array with NaN where it is masked: what ``nan_policy`` is for."""
     if not isinstance(values, np.ma.MaskedArray):
         return values
-    return values.astype(np.float64).filled(np.nan) if np.ma.is_masked(values) else values.data
+    return np.ma.filled(values.astype(np.float64), np.nan) if np.ma.is_masked(values) else values.data
 
 
 def _weights(frequency: torch.Tensor | None, sigma: torch.Tensor | None) -> Weights | None:

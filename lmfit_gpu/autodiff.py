@@ -238,13 +238,13 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
         If no route works: the model is then not differentiable by torch; the message offers ``jac="3-point"``.
     """
     probe = problem.probe()
-    points = [theta, nearby(theta)]
+    points = [theta, nearby(theta, problem.bounds)]
     try:
         with torch.no_grad():
             expected_values = [problem.values(point, probe) for point in points]
         u = torch.linspace(0.5, 1.5, expected_values[0].numel(), dtype=torch.float64).to(theta)
         expected = [vector_jacobian(problem, point, probe, u) for point in points]
-        whole = gradient_is_whole(lambda t, x, y: problem.values(t, probe), theta, probe.x, probe.y)
+        whole = gradient_is_whole(lambda t, x, y: problem.values(t, probe), theta, probe.x, probe.y, problem.bounds)
     except CALL_ERRORS as error:
         raise ValueError(
             f"model: torch cannot differentiate it ({error}); use jac='3-point' for finite differences"

@@ -7,7 +7,8 @@ decides,
 .. math:: H = J^T J + \sum_i r_i \nabla^2 r_i, \qquad \text{Newton decrement } \tfrac12 g^T H^{-1} g,
 
 (Nocedal and Wright, 2nd ed., theorem 2.4 and section 10.3). H comes from central differences of the gradient, 2n
-linearisations; it is computed only when a fit would otherwise end without success.
+linearisations; it is computed only when a fit would otherwise end without success. In a box it is taken over the
+parameters that are not held by a bound.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from lmfit_gpu.box import Bounds
 from lmfit_gpu.linear import Linearization
 
 __all__ = ["newton_gain"]
@@ -24,7 +26,11 @@ DEFINITE = 1e-7  # least over largest eigenvalue of D⁻¹HD⁻¹: differences o
 
 
 def newton_gain(
-    gradient: Callable[[torch.Tensor], torch.Tensor], lin: Linearization, theta: torch.Tensor
+    gradient: Callable[[torch.Tensor], torch.Tensor],
+    lin: Linearization,
+    theta: torch.Tensor,
+    free: torch.Tensor | None = None,
+    bounds: Bounds | None = None,
 ) -> float | None:
     """Return the reduction that Newton's step promises, over the cost; None where the point is no strict minimum.
 
@@ -35,27 +41,40 @@ def newton_gain(
     lin : Linearization
         At theta; its column norms are the scale.
     theta : Tensor, shape (n_params,), float64
+    free : Tensor of bool, shape (n_params,), optional
+        The parameters that may move; the others are held where they are. None: all.
+    bounds : (lower, upper), optional
+        The box in which the gradient may be evaluated.
 
     Returns
     -------
     float or None
-        None when H is not positive definite by a margin, not finite, or n is above 100.
+        None when H is not positive definite by a margin, not finite, n is above 100, or a central difference would
+        leave the box. 0 when no parameter is free.
     """
-    n = theta.numel()
-    if n > MANY_PARAMS or theta.dtype != torch.float64 or not bool((lin.column_norms > 0).all()):
+    free = torch.ones_like(theta, dtype=torch.bool) if free is None else free.to(theta.device)
+    moving = free.nonzero()[:, 0]
+    scale = lin.column_norms[moving]
+    if moving.numel() > MANY_PARAMS or theta.dtype != torch.float64 or not bool((scale > 0).all()):
         return None
-    scale = lin.column_norms
-    steps = torch.finfo(theta.dtype).eps ** (1 / 3) * torch.where(theta == 0, lin.residual_norm / scale, theta.abs())
+    if moving.numel() == 0:
+        return 0.0
+    sizes = torch.where(theta[moving] == 0, lin.residual_norm / scale, theta[moving].abs())
+    steps = torch.finfo(theta.dtype).eps ** (1 / 3) * sizes
+    if bounds is not None:
+        lower, upper = (side.to(theta)[moving] for side in bounds)
+        if bool(((theta[moving] - steps < lower) | (theta[moving] + steps > upper)).any()):
+            return None
     rows = []
-    for j in range(n):
+    for j, step in zip(moving.tolist(), steps, strict=True):
         move = torch.zeros_like(theta)
-        move[j] = steps[j]
-        rows.append((gradient(theta + move) - gradient(theta - move)) / (2 * steps[j]))
+        move[j] = step
+        rows.append(((gradient(theta + move) - gradient(theta - move)) / (2 * step))[moving])
     hessian = (torch.stack(rows) / scale / scale[:, None]).cpu().numpy()
     if not np.isfinite(hessian).all():
         return None
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
     if values[0] <= DEFINITE * values[-1]:
         return None
-    along = vectors.T @ (lin.gradient / scale).cpu().numpy()
+    along = vectors.T @ (lin.gradient[moving] / scale).cpu().numpy()
     return float(0.5 * np.sum(along**2 / values)) / (0.5 * lin.residual_norm**2)

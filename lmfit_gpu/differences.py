@@ -19,6 +19,7 @@ column, but not beyond a hundredth of the change of θ_j that matters, ‖r‖/�
                 \|r\| / (100\,\|J_j\|))\bigr)
 
 with η‖r‖/‖J_j‖ in place of η|θ_j| when θ_j = 0. Norms come from the previous linearisation, at first from a probe.
+Where the points lie in a box of bounds: :mod:`lmfit_gpu.stencil`. The complex step does not move the real part.
 """
 
 from dataclasses import dataclass, replace
@@ -26,8 +27,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.func import vmap
 
+from lmfit_gpu.box import Bounds, rooms
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.stencil import Stencil, place, three_point
 
 __all__ = ["Differences", "start_differences"]
 
@@ -43,6 +46,8 @@ PLAIN = 1e5  # times the rounding of a value: a hundredth of such a change is kn
 NOISE_LIMIT = 1e-3  # relative step beyond which a curved model is no straight line any more
 SEARCH_FACTOR = 1e3  # a probe step that shows nothing, or leaves the domain, is changed by this
 SEARCH_TRIES = 9
+TINY = torch.finfo(torch.float64).tiny  # a move lost to rounding changes nothing
+WIDEST = 100  # slopes are compared at 1, 10 and 100 steps
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Differences:
         Steps do not fall below it: what the search at the start had to grow to, for a model that rounds.
     complex_features : bool
         The complex step needs X cast to complex as well (matrix products do).
+    stencil : Stencil, optional
+        In a box: the moves at the point the steps are for.
     """
 
     scheme: str
@@ -67,6 +74,12 @@ class Differences:
     together: bool = False
     floor: torch.Tensor | None = None
     complex_features: bool = False
+    stencil: Stencil | None = None
+
+    @property
+    def resolution(self) -> torch.Tensor:
+        """Steps (n_params,) as rounding counts: shorter in a narrow box, a quarter for a one-sided 3-point."""
+        return self.steps if self.stencil is None else self.stencil.resolution
 
     @property
     def name(self) -> str:
@@ -84,49 +97,67 @@ class Differences:
         with torch.no_grad():
             values = problem.values(theta, block)
             steps = self.steps.to(theta)
+            cs = self.scheme == "cs"
+            stencil = Stencil(steps, steps) if cs else place(self.scheme, theta, steps, problem.bounds)
             fits = TOGETHER_BYTES // (8 * max(values.numel(), 1))
             batch = max(1, min(FORWARD_BATCH, fits)) if self.together else 1
+            fill = self._fill_complex if cs else self._fill
             for start in range(0, theta.numel(), batch):
                 part = slice(start, min(start + batch, theta.numel()))
-                self._fill(problem, theta, block, steps, part, values, columns[part])
+                fill(problem, theta, block, (part, stencil), values, columns[part])
         return values
 
-    def _fill(  # noqa: PLR0913
+    def _fill_complex(
         self,
         problem: LeastSquaresProblem,
         theta: torch.Tensor,
         block: Block,
-        steps: torch.Tensor,
-        part: slice,
+        moved: tuple[slice, Stencil],
         values: torch.Tensor,
         columns: torch.Tensor,
     ) -> None:
-        moves = steps.new_zeros(part.stop - part.start, steps.numel())  # (k, n): never n x n
-        moves[:, part].fill_diagonal_(1.0).mul_(steps[part])
-        if self.scheme == "cs":
-            shifted = torch.complex(theta.expand_as(moves), moves)
-            columns.copy_(self._evaluate(problem, shifted, _complex_block(block, self.complex_features)).imag)
-            columns /= steps[part, None]
-            return
-        upper = theta + moves
-        up = self._evaluate(problem, upper, block)
-        width = (upper - theta).sum(1)[:, None]  # the step actually taken, after rounding
+        part, stencil = moved
+        moves = _along(part, stencil.first)
+        shifted = torch.complex(theta.expand_as(moves), moves)
+        columns.copy_(self._evaluate(problem, shifted, _complex_block(block, self.complex_features)).imag)
+        columns /= stencil.first[part, None]
+
+    def _fill(
+        self,
+        problem: LeastSquaresProblem,
+        theta: torch.Tensor,
+        block: Block,
+        moved: tuple[slice, Stencil],
+        values: torch.Tensor,
+        columns: torch.Tensor,
+    ) -> None:
+        part, stencil = moved
+
+        def evaluated(moves: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            points = problem.inside(theta + _along(part, moves))
+            taken = (points - theta).sum(1)[:, None]  # the move actually made, after rounding
+            return self._evaluate(problem, points, block), taken
+
+        first, a = evaluated(stencil.first)
         if self.scheme == "2-point":
-            torch.sub(up, values, out=columns)
-            columns /= width
+            torch.sub(first, values, out=columns)
+            columns /= a
             if bool(torch.isfinite(columns.sum())):
                 return
-        lower = theta - moves
-        down = self._evaluate(problem, lower, block)
-        below = (theta - lower).sum(1)[:, None]
+        second, b = evaluated(stencil.second)
         if self.scheme == "3-point":
-            torch.sub(up, down, out=columns)
-            columns /= width + below
+            torch.sub(first, second, out=columns)
+            columns /= a - b
+            if stencil.one_sided is not None:
+                some = stencil.one_sided[part]
+                columns[some] = three_point(values, first[some], second[some], a[some], b[some])
             if bool(torch.isfinite(columns.sum())):
                 return
         # One side is outside the model's domain: differences of the other.
-        one_sided = torch.where(torch.isfinite(up), (up - values) / width, (values - down) / below)
+        one_sided = torch.where(torch.isfinite(first), (first - values) / a, (values - second) / -b)
         columns.copy_(torch.where(torch.isfinite(columns), columns, one_sided))
+        if problem.bounds is not None:
+            columns[a[:, 0] == 0] = 0.0  # equal bounds: nothing is known outside, nothing moves inside
 
     def _evaluate(self, problem: LeastSquaresProblem, thetas: torch.Tensor, block: Block) -> torch.Tensor:
         if self.together:
@@ -138,12 +169,19 @@ class Differences:
         if self.scheme == "cs":
             return 0.0
         epsilon = torch.finfo(self.steps.dtype).eps
-        change = self.steps.double() * column_norms
+        change = self.resolution.double() * column_norms
         rounding = torch.where(change > 0, epsilon * value_norm / change, torch.zeros_like(change))
-        return max(epsilon ** (2 * ORDER[self.scheme]), float(rounding.max()))
+        sides = None if self.stencil is None else self.stencil.one_sided
+        truncation = epsilon ** (2 * ORDER[self.scheme]) * (1 if sides is None or not bool(sides.any()) else 2)
+        return max(truncation, float(rounding.max()))
 
     def adapted(
-        self, theta: torch.Tensor, value_norm: float, residual_norm: float, column_norms: torch.Tensor
+        self,
+        theta: torch.Tensor,
+        value_norm: float,
+        residual_norm: float,
+        column_norms: torch.Tensor,
+        bounds: Bounds | None = None,
     ) -> "Differences":
         """Return the scheme with steps for another point, from the norms of the last linearisation.
 
@@ -154,6 +192,8 @@ class Differences:
             ‖f‖ and ‖r‖.
         column_norms : Tensor, shape (n_params,)
             ‖J_j‖; a zero leaves the step of that parameter as it is.
+        bounds : (lower, upper), optional
+            The box in which the points lie.
         """
         if self.scheme == "cs":
             return replace(self, steps=COMPLEX_STEP * _nonzero(theta.abs(), torch.ones_like(theta)))
@@ -165,7 +205,15 @@ class Differences:
         steps = torch.maximum(base, torch.minimum(noise, MATTERS * matters))
         steps = steps if self.floor is None else torch.maximum(steps, self.floor)
         usable = torch.isfinite(steps) & (steps > 0)
-        return replace(self, steps=torch.where(usable, steps, self.steps))
+        steps = torch.where(usable, steps, self.steps)
+        return replace(self, steps=steps, stencil=None if bounds is None else place(self.scheme, theta, steps, bounds))
+
+
+def _along(part: slice, moves: torch.Tensor) -> torch.Tensor:
+    """Return the moves (n,) of some k parameters as vectors, shape (k, n): never n x n."""
+    vectors = moves.new_zeros(part.stop - part.start, moves.numel())
+    vectors[:, part].fill_diagonal_(1.0).mul_(moves[part])
+    return vectors
 
 
 def _nonzero(sizes: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
@@ -206,7 +254,7 @@ def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme:
     steps, norms = (torch.tensor(part, dtype=theta.dtype, device=theta.device) for part in zip(*found, strict=True))
     floor = torch.where(steps > first, steps, torch.zeros_like(steps))
     start = Differences(scheme, steps, together=_vmap_works(problem, theta, probe), floor=floor)
-    return start.adapted(theta, float(torch.linalg.vector_norm(values)), residual_norm, norms)
+    return start.adapted(theta, float(torch.linalg.vector_norm(values)), residual_norm, norms, problem.bounds)
 
 
 def _visible_step(
@@ -221,7 +269,8 @@ def _visible_step(
     The change must be above rounding, finite, and proportional to the step: where ten times the step gives another
     slope by more than 1 %, and a hundred times one nearer to that, the model rounds (float32 inside, a table, an inner
     solver) and the step grows.
-    `search` is j, the first step to try, and the least step after a first that shows nothing.
+    `search` is j, the first step to try, and the least step after a first that shows nothing. In a box the search goes
+    to the side with room; where a hundred steps do not fit, the slopes are compared over the room there is.
     """
     j, step, eta = search
     epsilon = torch.finfo(theta.dtype).eps
@@ -230,19 +279,27 @@ def _visible_step(
     def change(signed: float) -> tuple[float, torch.Tensor]:
         moved = theta.clone()
         moved[j] += signed
+        moved = problem.inside(moved)
         taken = abs(float(moved[j] - theta[j]))
         return taken, problem.values(moved, probe) - values
 
+    up, down = (float(room[j]) for room in rooms(theta, problem.bounds))
     first, last_norm = step, 0.0
     for _ in range(SEARCH_TRIES):
-        taken, difference = change(step)
+        side, room, other = (1, up, down) if up >= min(WIDEST * step, down) else (-1, down, up)
+        if room == 0:  # equal bounds
+            break
+        step = min(step, room)
+        taken, difference = change(side * step)
         size = float(torch.linalg.vector_norm(difference))
-        side = 1
-        if not size < float("inf"):
-            side = -1  # theta may lie on the edge of the model's domain
-            taken, difference = change(-step)
+        if not size < float("inf") and other > 0:
+            side, room = -side, other  # theta may lie on the edge of the model's domain
+            step = min(step, room)
+            taken, difference = change(side * step)
             size = float(torch.linalg.vector_norm(difference))
         if size <= noise:
+            if step == room:
+                break
             step = max(step * SEARCH_FACTOR, eta)  # 1e-30 is zero beside a model of size 1
             continue
         if not size < float("inf"):
@@ -251,12 +308,14 @@ def _visible_step(
                 break
             continue
         last_norm = size / taken
-        slopes = [difference / taken]
-        for factor in (10, 100):
-            wide_taken, wide = change(side * factor * step)
-            slopes.append(wide / wide_taken)
-        if not _rounds(slopes, taken, values) or taken > NOISE_LIMIT * max(1.0, float(theta[j].abs())):
+        base = min(step, room / WIDEST)
+        ladder = [(taken, difference)] if base == step else [change(side * base)]
+        ladder += [change(side * factor * base) for factor in (10, WIDEST)]
+        slopes = [moved / max(length, TINY) for length, moved in ladder]
+        if not _rounds(slopes, ladder[0][0], values) or taken > NOISE_LIMIT * max(1.0, float(theta[j].abs())):
             return step, last_norm
+        if base < step:
+            return room, float(torch.linalg.vector_norm(slopes[2]))
         step *= 10
     return first, last_norm
 
@@ -296,7 +355,7 @@ def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, pro
     shape = (theta.numel(), int(problem.values(theta.detach(), probe).numel()))
     expected, columns = theta.new_empty(shape), theta.new_empty(shape)
     values = reference(problem, theta, probe, expected)
-    rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / reference.steps.to(theta)[:, None]
+    rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / reference.resolution.to(theta)[:, None]
     steps = COMPLEX_STEP * _nonzero(theta.abs(), torch.ones_like(theta))
     failure: object = "its imaginary part is not the derivative (abs, comparisons, real-only functions)"
     for complex_features in (False, True):

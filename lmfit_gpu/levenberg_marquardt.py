@@ -148,10 +148,9 @@ class LevenbergMarquardt:
         theta = problem.moved(state.theta, step.p)
         try:
             correction = accelerated(state.lin, state.jacobian, step) if corrects else None
-            if correction is not None and problem.contains(state.theta + correction.to(state.theta)):
-                theta = state.theta + correction.to(state.theta)
-            else:
+            if correction is not None and problem.leads_outside(state.theta, correction):
                 correction = None
+            theta = theta if correction is None else problem.moved(state.theta, correction)
             trial = problem.cost(theta)
         except CALL_ERRORS as error:  # the model refuses a trial point: not finite there
             trial = float("nan")
@@ -208,13 +207,19 @@ class LevenbergMarquardt:
             nfev += jacobian.nfev
             return lin.gradient
 
+        free, held_rightly = None, True
+        if problem.bounds is not None:
+            free = (state.theta > problem.bounds[0]) & (state.theta < problem.bounds[1])
+            held_rightly = not bool(state.lin.gradient[~free].any())
+        gain = None
         try:
-            gain = (
-                newton_gain(gradient, state.lin, state.theta) if state.jacobian.keeps and not problem.bounds else None
-            )  # 2n passes: if cheap
+            if state.jacobian.keeps and held_rightly:  # 2n passes: if cheap
+                gain = newton_gain(gradient, state.lin, state.theta, free, problem.bounds)
         except CALL_ERRORS:  # the model refuses a neighbour: no certificate
             gain = None
         limit = AT_ROUNDING[problem.dtype][0]
+        if gain is not None:
+            gain *= 0.5 * state.lin.residual_norm**2 / state.cost  # with a loss ½‖r̃‖² is not the cost
         if gain is not None and gain <= limit:
             stop = Stop(Status.CONVERGED_CURVATURE, gain, limit)
         return replace(state, stop=stop, nfev=state.nfev + nfev)

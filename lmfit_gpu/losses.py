@@ -35,6 +35,8 @@ __all__ = ["LOSSES", "Loss", "resolve_loss"]
 
 CONCAVE = 0.1  # κ: r̃ is at most κ^-½ = 3.2 times its reweighted value, so no digit of J̃ᵀr̃ is lost
 
+LARGEST = 1e150  # |f|/c beyond which z would overflow: the loss is constant there, and finite
+
 Terms = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # ρ, ρ', ρ'' at z, each of its shape
 
 
@@ -92,11 +94,14 @@ class Loss:
 
     def value(self, f: torch.Tensor) -> torch.Tensor:
         """Return c²ρ((f/c)²), of the shape of f: twice the cost of each residual."""
-        return self.f_scale**2 * self.rho((f / self.f_scale) ** 2)[0]
+        return self.f_scale**2 * self.rho(self._z(f))[0]
+
+    def _z(self, f: torch.Tensor) -> torch.Tensor:
+        return (f / self.f_scale).clamp(-LARGEST, LARGEST) ** 2
 
     def surrogate(self, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (r̃, s) for weights 1, each of the shape of f: s r̃ = ρ' f."""
-        z = (f / self.f_scale) ** 2
+        z = self._z(f)
         _, first, second = self.rho(z)
         s = torch.maximum(first + 2 * z * second, CONCAVE * first).clamp_min(0) ** 0.5
         r = torch.where(s > 0, first * f / torch.where(s > 0, s, torch.ones_like(s)), torch.zeros_like(f))

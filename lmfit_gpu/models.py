@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
+from lmfit_gpu.box import Bounds, inside, rooms
+
 __all__ = [
     "CALL_ERRORS",
     "Model",
@@ -267,6 +269,7 @@ def adapt_callable(
     order: str,
     sample: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     prefer_torch: bool,
+    bounds: Bounds | None = None,
 ) -> TorchFunction | NumpyFunction:
     """Find out by trying whether a callable is written in numpy or in torch, and how it takes its parameters.
 
@@ -279,6 +282,8 @@ def adapt_callable(
         A point and some rows, float64, to call it with.
     prefer_torch : bool
         The data are torch tensors: numpy is not tried.
+    bounds : (lower, upper), optional
+        The box in which the callable may be evaluated.
 
     Returns
     -------
@@ -297,7 +302,7 @@ def adapt_callable(
         in_torch, torch_error = _try_torch(function, form, sample)
         if in_torch is not None and (prefer_torch or numpy_error is not None or _agree(in_torch, in_numpy)):
             adapted = TorchFunction(function, names, form)
-            if in_numpy is None or gradient_is_whole(adapted, *sample):
+            if in_numpy is None or gradient_is_whole(adapted, *sample, bounds):
                 return adapted
         if in_numpy is not None:
             return NumpyFunction(function, names, form)
@@ -341,9 +346,15 @@ def _try_torch(function: Callable[..., Any], order: str, sample: tuple) -> tuple
 
 
 def gradient_is_whole(
-    function: Callable[..., torch.Tensor], theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None
+    function: Callable[..., torch.Tensor],
+    theta: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    bounds: Bounds | None = None,
 ) -> bool:
     """Return whether autograd's derivative along one direction is that of the values, by central differences.
+
+    In a box where these do not fit, by (-3 f(θ) + 4 f(θ + hd) - f(θ + 2hd)) / 2h towards the longer rooms.
 
     It is not where a parameter leaves the graph: through ``float(b)``, ``math.exp(b)``, ``b.item()``, ``detach``.
     Rows where either is not finite do not count.
@@ -352,12 +363,18 @@ def gradient_is_whole(
     direction = torch.rand(theta.shape, generator=generator, dtype=torch.float64).add_(0.5).to(theta)
     direction = direction * torch.where(theta == 0, torch.ones_like(theta), theta.abs())
     h = torch.finfo(theta.dtype).eps ** (1 / 3)
+    up, down = rooms(theta, bounds)
+    central = bool((torch.minimum(up, down) >= h * direction).all())
+    if not central:
+        direction = torch.where(up >= down, 1.0, -1.0).to(theta) * direction.minimum(torch.maximum(up, down) / (2 * h))
     leaf = theta.clone().requires_grad_()
     values = function(leaf, x, y).reshape(-1)
     with torch.no_grad():
-        ahead, behind = (function(theta + sign * h * direction, x, y).reshape(-1) for sign in (1, -1))
-    difference = ((ahead - behind) / (2 * h)).double()
-    rounding = torch.finfo(theta.dtype).eps * values.detach().abs().double() / h
+        points = [inside(theta + factor * h * direction, bounds) for factor in ((1, -1) if central else (1, 2))]
+        first, second = (function(point, x, y).reshape(-1) for point in points)
+        change = first - second if central else 4 * first - second - 3 * values
+    difference = (change / (2 * h)).double()
+    rounding = torch.finfo(theta.dtype).eps * values.detach().abs().double() / h * (1 if central else 4)
     finite = torch.isfinite(difference) & torch.isfinite(rounding)
     u = finite.to(theta) if bool(finite.all()) else torch.where(finite, 1.0, 0.0).to(theta)
     (gradient,) = torch.autograd.grad(values, leaf, u, materialize_grads=True)

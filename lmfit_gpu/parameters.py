@@ -11,7 +11,9 @@ import numpy as np
 
 from lmfit_gpu.exceptions import FitWarning
 
-__all__ = ["Start", "call_signature", "resolve_start"]
+__all__ = ["Start", "call_signature", "indices_of", "resolve_start"]
+
+NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,9 @@ def _from_names(
         signature = _signature_names(function)
         named = bool(set(given) & set(signature))
         new = _new_names(signature, ties) if named else ()
+        unknown = set(given).difference(signature, ties, new) if named else ()
+        if unknown:
+            raise ValueError(f"p0: no parameter {', '.join(map(repr, sorted(unknown)))}; there are {signature + new}")
         of_model, order = call_signature(function, len(set(given).union(ties).difference(new)) if named else len(given))
     names = (of_model or given) + _new_names(of_model or given, ties)
     wanted = {name for name in names if name not in ties}
@@ -206,3 +211,20 @@ def _positional_arguments(function: Callable[..., Any]) -> tuple[list[inspect.Pa
         return None, False
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)], variadic
+
+
+def indices_of(name: Any, names: tuple[str, ...], argument: str) -> list[int]:
+    """Return the positions of a parameter, or of all entries of a module's tensor.
+
+    Raises
+    ------
+    ValueError
+        If there is none; the message names `argument`.
+    """
+    if name in names:
+        return [names.index(name)]
+    entries = [i for i, other in enumerate(names) if isinstance(name, str) and other.startswith(name + "[")]
+    if not entries:
+        more = ", ..." if len(names) > NAMES_SHOWN else ""
+        raise ValueError(f"{argument}: no parameter {name!r}; there are {', '.join(names[:NAMES_SHOWN])}{more}")
+    return entries

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmfit_gpu.constraints import ConstrainedModel, Constraints, resolve_constraints, tie_arguments
+from lmfit_gpu.box import inside
+from lmfit_gpu.constraints import ConstrainedModel, Constraints, resolve_constraints
 from lmfit_gpu.devices import resolve_devices
 from lmfit_gpu.factories import arithmetic, is_factory, made_by
 from lmfit_gpu.models import (
@@ -27,6 +28,7 @@ from lmfit_gpu.models import (
 )
 from lmfit_gpu.parameters import Start, resolve_start
 from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
+from lmfit_gpu.ties import tie_arguments
 
 __all__ = ["Data", "Setup", "is_module", "prepare"]
 
@@ -148,6 +150,7 @@ def _constrained(setup: Setup, constraints: Constraints | None) -> Setup:
     if constraints is None:
         return setup
     theta = torch.from_numpy(constraints.theta()).to(setup.theta)
+    theta = inside(theta, constraints.bounds(theta))  # rounding to float32 may leave them
     return replace(setup, model=ConstrainedModel(setup.model, constraints), theta=theta, constraints=constraints)
 
 
@@ -202,15 +205,16 @@ def _functions(
     constraints = _constraints(options, start)
     names, order = start.names[: start.n_model], start.order
     theta = torch.from_numpy(start.theta if constraints is None else constraints.start[: start.n_model]).to(*where)
+    box = None if constraints is None else constraints.box_of_model(theta)
     sample = _sample(theta, x, y, slice(None) if alone else slice(0, SAMPLE_ROWS))
     try:
-        model = adapt_callable(function, names, order, sample, prefer_torch)
+        model = adapt_callable(function, names, order, sample, prefer_torch, box)
     except ValueError:
         if alone or len(x) <= SAMPLE_ROWS:
             raise
         # Known arrays in a closure fit all rows only.
         sample = _sample(theta, x, y, slice(None))
-        model = adapt_callable(function, names, order, sample, prefer_torch)
+        model = adapt_callable(function, names, order, sample, prefer_torch, box)
     if alone:
         if options.predict_fn is None:
             return model, None, theta, constraints

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from lmfit_gpu.box import Bounds, checked, inside, rooms
 from lmfit_gpu.losses import Loss
 from lmfit_gpu.models import CALL_ERRORS, Model
 from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, Weights, chunk_slices, leaf_slices
@@ -71,14 +72,16 @@ class LeastSquaresProblem:
         Blocks are dealt over them in turn; each entry has a replica of the model and a thread.
     chunk_rows : int or "auto"
         Rows per block.
-    bounds : (lower, upper), each a Tensor of shape (n_params,) like theta, optional
+    bounds : (lower, upper), optional
+        Each (n_params,), ±inf where there is no bound: the model is evaluated nowhere else.
     loss : Loss, optional
         None: half the sum of squares.
 
     Raises
     ------
     ValueError
-        If the model's output does not fit y, or is empty, or has residuals that no row's weight belongs to.
+        If the model's output does not fit y, or is empty, or has residuals that no row's weight belongs to; if theta is
+        outside the bounds.
     """
 
     def __init__(  # noqa: PLR0913
@@ -89,11 +92,10 @@ class LeastSquaresProblem:
         *,
         devices: Sequence[torch.device] = (torch.device("cpu"),),
         chunk_rows: int | str = "auto",
-        bounds: tuple[torch.Tensor, torch.Tensor] | None = None,
+        bounds: Bounds | None = None,
         loss: Loss | None = None,
     ) -> None:
         self.rows = rows
-        self.bounds = bounds
         self.loss = loss
         self.dtype = theta.dtype
         self.devices = tuple(devices)
@@ -103,7 +105,8 @@ class LeastSquaresProblem:
         self.n_params = theta.numel()
         self.replicas = [model, *(model.replicate(device) for device in self.devices[1:])]
         self._pools: list[ThreadPoolExecutor] = []
-        self.per_row, self.n_residuals, self.coupled = _examine(model, rows, theta)
+        self.bounds = checked(bounds, theta, model.names)
+        self.per_row, self.n_residuals, self.coupled = _examine(model, rows, theta, self.bounds)
         _check_weights(rows, self.n_residuals, self.per_row, self.coupled and model.is_residual)
         self.chunk_rows = rows.n_samples if self.coupled else self._rows_per_block(chunk_rows)
 
@@ -112,17 +115,23 @@ class LeastSquaresProblem:
         """The first device: where theta lives and reductions end."""
         return self.devices[0]
 
-    def contains(self, theta: torch.Tensor) -> bool:
-        """Return whether theta lies within the bounds."""
-        return self.bounds is None or bool(((theta >= self.bounds[0]) & (theta <= self.bounds[1])).all())
+    def inside(self, theta: torch.Tensor) -> torch.Tensor:
+        """Return theta, shape (..., n_params), clamped into the box; itself without bounds."""
+        return inside(theta, self.bounds)
+
+    def leads_outside(self, theta: torch.Tensor, p: torch.Tensor) -> bool:
+        """Return whether theta + p is beyond a bound, not by rounding."""
+        if self.bounds is None:
+            return False
+        lower, upper = self.bounds
+        return bool(((p < (lower - theta).double()) | (p > (upper - theta).double())).any())
 
     def moved(self, theta: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """Return theta + p, exactly on a bound where p reaches it: θ + (u − θ) may round to something else."""
         if self.bounds is None:
             return theta + p.to(theta)
         lower, upper = self.bounds
-        moved = torch.minimum(torch.maximum(theta + p.to(theta), lower), upper)
-        moved = torch.where(p <= (lower - theta).double(), lower, moved)
+        moved = torch.where(p <= (lower - theta).double(), lower, self.inside(theta + p.to(theta)))
         return torch.where(p >= (upper - theta).double(), upper, moved)
 
     def row_blocks(self) -> list[slice]:
@@ -296,7 +305,7 @@ def _flat(values: torch.Tensor, y: torch.Tensor | None, is_residual: bool, n_row
     return values.reshape(-1)
 
 
-def _examine(model: Model, rows: ArrayRows, theta: torch.Tensor) -> tuple[int, int, bool]:
+def _examine(model: Model, rows: ArrayRows, theta: torch.Tensor, bounds: Bounds | None = None) -> tuple[int, int, bool]:
     """Return (residuals per row or 0, n_residuals, coupled), by evaluating some rows together and each alone.
 
     The rows are spread over the data and hold the extremes of the features, where branches on data differ. They are
@@ -318,7 +327,7 @@ def _examine(model: Model, rows: ArrayRows, theta: torch.Tensor) -> tuple[int, i
         raise ValueError("model: returned no values")
     per_row, rest = divmod(together, len(some))
     alone = together > 0 and not rest
-    if alone and all(_rows_stand_alone(values, point, some, per_row) for point in (theta, nearby(theta))):
+    if alone and all(_rows_stand_alone(values, point, some, per_row) for point in (theta, nearby(theta, bounds))):
         return per_row, per_row * n, False
     whole = values(theta, slice(0, n)).numel()
     if whole == 0:
@@ -338,11 +347,21 @@ def _values_of_rows(
     return values
 
 
-def nearby(theta: torch.Tensor) -> torch.Tensor:
-    """Return a point near theta, the same for the same theta, where checks that pass at a zero may fail."""
+def nearby(theta: torch.Tensor, bounds: Bounds | None = None) -> torch.Tensor:
+    """Return a point near theta, the same for the same theta, where checks that pass at a zero may fail.
+
+    In a box a parameter without room for its move goes the other way, or else to the middle of its longer room.
+    """
     generator = torch.Generator().manual_seed(0)
     u = torch.rand(theta.shape, generator=generator, dtype=torch.float64).to(theta)
-    return theta + NEARBY * (1 + theta.abs()) * u
+    move = NEARBY * (1 + theta.abs()) * u
+    if bounds is None:
+        return theta + move
+    up, down = rooms(theta, bounds)
+    up_first = (up >= move) | ((down < move) & (up >= down))
+    side, room = torch.where(up_first, 1.0, -1.0).to(theta), torch.where(up_first, up, down)
+    point = theta + side * torch.where(room >= move, move, room / 2)
+    return inside(torch.where(point == theta, theta + side * room, point), bounds)  # half of one ulp is no move
 
 
 def _rows_stand_alone(

@@ -303,6 +303,8 @@ def _by_delta_method(covariance: np.ndarray, slopes: np.ndarray) -> tuple[np.nda
     for mask, value in ((held, np.nan), (lost, np.inf)):
         scaled[mask], scaled[:, mask] = np.nan, np.nan
         scaled[mask, mask] = value
+    fixed = ~(slopes != 0).any(axis=1)
+    scaled[fixed], scaled[:, fixed] = 0.0, 0.0
     return scaled, lost
 
 

@@ -36,7 +36,8 @@ class UserJacobian:
         try:
             if probe.x.device.type != "cpu":
                 raise TypeError("numpy does not read this device")
-            _of_free(chosen, theta, probe)
+            model = probe.model  # the shape of what it returns is judged later: a wrong one is no reason to try torch
+            chosen(model.all_parameters(theta) if isinstance(model, ConstrainedModel) else theta, probe.x, probe.y)
         except CALL_ERRORS:
             chosen = TorchFunction(function, (), order)
         jacobian = cls(chosen)
@@ -57,7 +58,7 @@ class UserJacobian:
         columns, expected = theta.new_empty(theta.numel(), n_values), theta.new_empty(theta.numel(), n_values)
         values = self(problem, theta, probe, columns)
         differences(problem, theta, probe, expected)
-        rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.steps.to(theta)
+        rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.resolution.to(theta)
         size = torch.linalg.vector_norm(expected, dim=1)
         off = torch.linalg.vector_norm(columns - expected, dim=1)
         wrong = off > JACOBIAN_RTOL * size + rounding * n_values**0.5

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from boxed import Watched
 from oracles import (
     CPU,
     central_differences,
@@ -28,6 +29,8 @@ from lmfit_gpu.autodiff import (
     vector_jacobian,
 )
 from lmfit_gpu.models import ResidualOf
+from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.rows import ArrayRows
 
 N = 40
 X1 = torch.linspace(0.1, 2.0, N, dtype=torch.float64)
@@ -455,3 +458,46 @@ def test_forward_mode_is_silent_in_a_fresh_process():
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.stdout.strip() == "forward", done.stderr[-300:]
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+INF = float("inf")
+BOXES = {
+    "on-lower": ([1.3, 0.7], [1.3, 0.7], [INF, 5.0]),
+    "on-upper": ([1.3, 0.7], [-INF, 0.0], [1.3, 0.7]),
+    "in-a-corner": ([1.3, 0.7], [1.3, -INF], [INF, 0.7]),
+    "zero-on-zero": ([1.3, 0.0], [0.0, 0.0], [INF, INF]),
+    "narrow": ([1.3, 0.7], [1.3 - 1e-10, 0.7 - 1e-12], [1.3 + 1e-10, 0.7 + 1e-9]),
+    "equal": ([1.3, 0.7], [1.3, 0.7], [1.3, 5.0]),
+}
+
+
+def in_a_box(make, box, dtype=torch.float64):
+    """Return (watched model, problem, theta) in a named box."""
+    theta, lower, upper = BOXES[box]
+    watched = Watched(make, torch, lower, upper, dtype)
+    at = torch.tensor(theta, dtype=torch.float64).to(dtype)
+    rows = ArrayRows(X1.to(dtype), X1.cos().to(dtype))
+    return watched, LeastSquaresProblem(watched.model, rows, at, bounds=watched.bounds), at
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("box", BOXES)
+def test_the_choice_of_a_route_stays_in_the_box(box, dtype):
+    watched, problem, theta = in_a_box(lambda library: lambda x, a, b: a * library.exp(-5 * b * x), box, dtype)
+    route = choose_route(problem, theta)
+    assert watched.calls
+    assert watched.outside == []
+    assert route.name == "expanded"
+
+
+@pytest.mark.parametrize("box", ["on-lower", "on-upper", "in-a-corner", "zero-on-zero"])
+def test_a_parameter_that_leaves_the_graph_is_found_in_a_box(box):
+    def make(library):
+        return lambda x, a, b: a * library.exp(-b * x) + library.cos(a.detach() * x)
+
+    watched, problem, theta = in_a_box(make, box)
+    with pytest.raises(ValueError, match="its gradient by autograd is not the derivative of its values"):
+        choose_route(problem, theta)
+    assert watched.outside == []

@@ -17,8 +17,8 @@ from lmfit_gpu.result import Status
 from lmfit_gpu.rows import ArrayRows
 
 
-def gain_at(residual, theta):
-    """Newton's gain of a residual function at a point, by the engine's own gradient."""
+def gain_at(residual, theta, seen=None, **options):
+    """Newton's gain of a residual function at a point, by the engine's own gradient; its points go to `seen`."""
     theta = tensor(theta)
     names = tuple(f"p{i}" for i in range(theta.numel()))
     model = TorchFunction(lambda t, x, y: residual(t), names, "residual")
@@ -28,7 +28,12 @@ def gain_at(residual, theta):
     def lin(point):
         return linearize(derivatives.at(point), "qr", ScipyBackend())
 
-    return newton_gain(lambda point: lin(point).gradient, lin(theta), theta)
+    def gradient(point):
+        if seen is not None:
+            seen.append(point)
+        return lin(point).gradient
+
+    return newton_gain(gradient, lin(theta), theta, **options)
 
 
 def curved(t):
@@ -87,3 +92,65 @@ def test_a_model_that_refuses_a_neighbour_gives_no_certificate(monkeypatch):
 
     monkeypatch.setattr("lmfit_gpu.levenberg_marquardt.newton_gain", refuses)
     assert minimise("freudenstein_roth", 1).result.status is Status.STALLED_AT_PRECISION
+
+
+# --- in a box ---------------------------------------------------------------------------------------------
+
+
+def pulled(t):
+    """`curved` with a third parameter that the bound z ≥ 0 holds: the cost is lower at z = −1."""
+    return torch.cat([curved(t[:2]), t[2:] + 1])
+
+
+BOX = (tensor([-1.0, -1.0, 0.0]), tensor([1.0, 1.0, 5.0]))
+FREE = torch.tensor([True, True, False])
+AT = [0.1, 1e-9, 0.0]
+
+
+def test_a_held_parameter_has_no_share_in_the_gain():
+    """½ g²/h of `curved`, over a cost with ½ (z + 1)² more; no point moves z, and none leaves the box."""
+    g, h, cost = (1 + 0.5 * 0.01) * 0.1, 1 + 1.5 * 0.01, 0.5 * (1 + 0.5 * 0.01) ** 2 + 0.5
+    seen = []
+    assert gain_at(pulled, AT, seen, free=FREE, bounds=BOX) == pytest.approx(0.5 * g**2 / h / cost, rel=1e-6)
+    assert len(seen) == 4
+    assert all(float(point[2]) == 0 for point in seen)
+    assert all(bool(((BOX[0] <= point) & (point <= BOX[1])).all()) for point in seen)
+
+
+def test_the_gain_over_free_parameters_is_that_of_the_smaller_problem():
+    """With z at its minimum, z + 1 = 0, its residual adds nothing to the cost."""
+    free = torch.tensor([True, False, True])
+    shifted = lambda t: torch.stack([1 + 0.5 * t[0] ** 2, t[1], t[2]])  # noqa: E731
+    smaller = lambda t: torch.stack([1 + 0.5 * t[0] ** 2, t[1]])  # noqa: E731
+    assert gain_at(shifted, [0.1, 0.0, 1e-9], free=free) == pytest.approx(gain_at(smaller, [0.1, 1e-9]), rel=1e-9)
+
+
+def test_a_saddle_along_a_held_parameter_is_a_minimum_for_the_others():
+    assert gain_at(saddle, [0.0, 1e-3]) is None
+    held = torch.tensor([False, True])
+    assert gain_at(saddle, [0.0, 1e-3], free=held) == pytest.approx(1e-6 / (1 + 1e-6), rel=1e-6)
+
+
+def test_a_free_parameter_without_room_has_no_certificate():
+    seen = []
+    assert gain_at(pulled, AT, seen, bounds=BOX) is None
+    narrow = (tensor([0.1 - 1e-9, -1.0, 0.0]), tensor([0.1 + 1e-3, 1.0, 5.0]))
+    assert gain_at(pulled, AT, seen, free=FREE, bounds=narrow) is None
+    assert seen == []
+
+
+def test_bounds_out_of_reach_change_no_bit():
+    far = (tensor([-9.0, -9.0]), tensor([9.0, 9.0]))
+    every = torch.ones(2, dtype=torch.bool)
+    assert gain_at(curved, [0.1, 1e-9], free=every, bounds=far) == gain_at(curved, [0.1, 1e-9])
+
+
+def test_no_free_parameter_promises_nothing():
+    assert gain_at(curved, [0.1, 1e-9], free=torch.zeros(2, dtype=torch.bool)) == 0.0
+
+
+def test_only_free_parameters_count_towards_the_hundred():
+    free = torch.zeros(101, dtype=torch.bool)
+    free[:2] = True
+    residual = lambda t: torch.cat([t - 1, t.new_ones(1)])  # noqa: E731
+    assert gain_at(residual, np.zeros(101), free=free) == pytest.approx(2 / 102, rel=1e-6)

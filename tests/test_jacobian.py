@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from boxed import Watched
 from oracles import CPU, central_differences, module_model, numpy_model, problem_of, torch_model, values_of
 
 from lmfit_gpu.differences import Differences
@@ -455,3 +456,78 @@ def test_relative_error_of_exact_derivatives_is_zero():
 def test_acceleration_is_for_small_or_differentiable_problems(kept):
     assert made("torch")[0].can_accelerate
     assert made("numpy")[0].can_accelerate is kept
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+def boxed_jacobian(library, lower, upper, jac="auto", **options):
+    """Return (watched model, Jacobian at THETA of the decay in a box)."""
+    watched = Watched(decay, library, lower, upper)
+    problem = problem_of(watched.model, X1, Y, THETA, bounds=watched.bounds, **options)
+    return watched, Derivatives.choose(problem, jac, THETA).at(THETA)
+
+
+def test_acceleration_in_a_box_needs_a_kept_jacobian(kept):
+    """Without it the second derivative takes the point behind, which need not be in the box."""
+    for library in (np, torch):
+        assert boxed_jacobian(library, [0.0, 0.0], [5.0, 5.0])[1].can_accelerate is kept
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("linearised", [True, False])
+@pytest.mark.parametrize(("library", "jac"), [(torch, "auto"), (torch, "3-point"), (np, "3-point"), (np, "cs")])
+def test_curvature_on_a_bound_stays_inside(library, jac, linearised, options, kept):
+    """Asked for all the same (accelerate=True), it goes from θ towards θ + p alone; truncation is of first order."""
+    v = np.array([0.01, -0.01])
+    watched, jacobian = boxed_jacobian(library, [1.3, -5.0], [5.0, 0.7], jac, **options)
+    if linearised:
+        jacobian.whole()
+    e = np.exp(-0.7 * X1)
+    r_vv = 2 * v[0] * v[1] * (-X1 * e) + v[1] ** 2 * 1.3 * X1**2 * e
+    found = jacobian.curvature(torch.tensor(v))
+    np.testing.assert_allclose(found, decay_jacobian().T @ r_vv, rtol=2e-2)
+    assert watched.outside == []
+    jacobian.problem.close()
+
+
+@pytest.mark.parametrize(("library", "jac"), [(torch, "auto"), (torch, "3-point"), (np, "3-point"), (np, "cs")])
+def test_evaluations_of_a_curvature_in_a_box_are_counted(library, jac, monkeypatch):
+    """Of an unkept J by differences: the point ahead, and J twice. By autograd: ahead, here, J v and Jᵀ r_vv."""
+    monkeypatch.setattr("lmfit_gpu.jacobian.KEEP_BYTES", 0)
+    watched, jacobian = boxed_jacobian(library, [0.0, 0.0], [5.0, 5.0], jac)
+    jacobian.curvature(THETA / 10)
+    before, watched.calls = jacobian.nfev, 0
+    jacobian.curvature(THETA / 10)
+    if jac == "auto":
+        assert watched.calls == jacobian.nfev - before == 4
+    else:
+        together = jacobian.derivatives.route.together
+        assert jacobian.nfev - before == 1 + 2 * jacobian.derivatives.route.passes(2)
+        assert together or watched.calls == jacobian.nfev - before
+
+
+def test_a_repaired_jacobian_in_a_box():
+    """The derivative of x**c at x = 0 is NaN by the chain rule; its 3-point differences keep to c ≥ 1.5."""
+    watched = Watched(lambda library: lambda x, a, c: a * x**c, torch, [0.0, 1.5], [5.0, 5.0])
+    theta = torch.tensor([1.3, 1.5], dtype=torch.float64)
+    x = np.linspace(0.0, 2.0, N)
+    problem = problem_of(watched.model, x, x, theta, bounds=watched.bounds)
+    jacobian = Derivatives.choose(problem, "auto", theta).at(theta).repaired()
+    J = jacobian.whole()[:-1].T
+    logs = np.log(np.where(x > 0, x, 1.0))
+    np.testing.assert_allclose(J, np.stack([x**1.5, 1.3 * x**1.5 * logs], 1), atol=1e-8)
+    assert watched.outside == []
+
+
+def test_adapted_steps_follow_the_box():
+    """Centrally inside, on one side at a bound: four times the rounding, and twice the truncation."""
+    _, jacobian = boxed_jacobian(np, [1.3, 0.0], [5.0, 5.0], "3-point")
+    norms = torch.ones(2, dtype=torch.float64)
+    on_bound = jacobian.derivatives
+    inside = on_bound.adapted(torch.tensor([2.0, 0.7], dtype=torch.float64), 1.0, 0.1, norms)
+    assert on_bound.route.stencil.one_sided.tolist() == [True, False]
+    assert inside.route.stencil.one_sided.tolist() == [False, False]
+    back = inside.adapted(THETA, 1.0, 0.1, norms)
+    assert torch.equal(back.route.resolution, back.route.steps / torch.tensor([4.0, 1.0], dtype=torch.float64))
+    assert back.relative_error(norms, 1.0) >= 2 * np.finfo(float).eps ** (2 / 3)

@@ -6,6 +6,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+from boxed import Watched
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracles import (
     CPU,
     central_differences,
@@ -19,7 +22,7 @@ from scipy.integrate import solve_ivp
 
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.models import ResidualOf
-from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.problem import LeastSquaresProblem, nearby
 from lmfit_gpu.rows import LEAF_ROWS, ArrayRows
 
 THETA = np.array([1.3, 0.7])
@@ -550,3 +553,93 @@ def test_blocks_come_in_order_and_cover_the_rows(rng):
     assert [rows for _, rows, _ in blocks] == problem.row_blocks()
     assert sum(n for _, _, n in blocks) == problem.rows.n_samples
     problem.close()
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+INF = math.inf
+
+
+def bounds_of(lower, upper, dtype=torch.float64):
+    return torch.tensor(lower, dtype=dtype), torch.tensor(upper, dtype=dtype)
+
+
+def test_bounds_are_stored_in_the_dtype_of_theta():
+    theta = torch.tensor([1.3, 0.7])
+    rows = ArrayRows(torch.ones(5), torch.ones(5))
+    problem = LeastSquaresProblem(torch_model(in_place(torch)), rows, theta, bounds=bounds_of([0.0, -INF], [INF, 0.7]))
+    assert all(side.dtype == torch.float32 and side.device == problem.device for side in problem.bounds)
+    assert problem.inside(torch.tensor([-1.0, 5.0])).tolist() == [0.0, pytest.approx(0.7)]
+    assert problem.inside(torch.tensor([[-1.0, 0.0], [2.0, -9.0]])).tolist() == [[0.0, 0.0], [2.0, -9.0]]
+
+
+def test_without_bounds_inside_is_the_identity():
+    problem = problem_of(numpy_model(in_place(np)), np.ones(5), np.ones(5), THETA)
+    theta = torch.tensor(THETA)
+    assert problem.bounds is None
+    assert problem.inside(theta) is theta
+
+
+def test_a_start_outside_its_bounds_is_refused_by_name():
+    model = ResidualOf(numpy_model(in_place(np)), np.subtract)
+    with pytest.raises(ValueError, match=r"bounds: 'parameter 1' is 0.7 at the start; .* got 0 and 0.5"):
+        problem_of(model, np.ones(5), np.ones(5), THETA, bounds=bounds_of([0.0, 0.0], [5.0, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("start", "lower", "upper"),
+    [
+        (0.0, 0.0, INF),
+        (0.0, -INF, 0.0),
+        (0.0, -1e-3, 1e-3),
+        (0.0, 0.0, 1e-3),
+        (0.0, -1e-3, 0.0),
+        (0.5, 0.5, 0.5),
+        (1.0, 0.0, 1.0),
+    ],
+)
+@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_row_check_stays_in_the_box_and_still_finds_coupled_rows(library, coupled, start, lower, upper):
+    """b = 0 switches the coupled term off: the second point of the check must move b, within its bounds."""
+
+    def make(library):
+        if coupled:
+            return lambda x, a, b: a * x + b * library.cumsum(x, 0)
+        return lambda x, a, b: a * x + b * x**2
+
+    watched = Watched(make, library, [1.3, lower], [INF, upper])
+    x = np.linspace(0.1, 2.0, FEW)
+    problem = problem_of(watched.model, x, np.cos(x), [1.3, start], bounds=watched.bounds)
+    assert watched.calls
+    assert watched.outside == []
+    assert problem.coupled is coupled
+
+
+room = st.one_of(st.just(0.0), st.just(INF), st.floats(1e-18, 1e3))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    theta=st.lists(st.one_of(st.just(0.0), st.floats(-1e6, 1e6)), min_size=3, max_size=3),
+    down=st.lists(room, min_size=3, max_size=3),
+    up=st.lists(room, min_size=3, max_size=3),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+)
+def test_a_nearby_point_is_in_the_box_and_differs_where_the_box_has_width(theta, down, up, dtype):
+    at = torch.tensor(theta, dtype=dtype)
+    lower, upper = at - torch.tensor(down, dtype=dtype), at + torch.tensor(up, dtype=dtype)
+    point = nearby(at, (lower, upper))
+    assert bool(((lower <= point) & (point <= upper)).all())
+    assert torch.equal(point != at, lower != upper)
+    assert bool(((point - at).abs() <= 0.11 * (1 + at.abs())).all())
+
+
+@pytest.mark.parametrize("theta", [[1.3, 0.7], [0.0, 0.0], [-1e6, 1e-9]])
+def test_a_nearby_point_is_the_same_without_bounds_and_with_infinite_ones(theta):
+    """theta + u (1 + |theta|) / 10, u from a fixed seed."""
+    at = torch.tensor(theta, dtype=torch.float64)
+    u = torch.rand(2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = at + 0.1 * (1 + at.abs()) * u
+    assert torch.equal(nearby(at), expected)
+    assert torch.equal(nearby(at, bounds_of([-INF, -INF], [INF, INF])), expected)

@@ -211,8 +211,9 @@ class BoundedLinearization:
         )
 
     def condition(self) -> float:
-        """Return the condition number of J D⁻¹ on the face of the undamped step."""
-        return self._on(self._undamped[1]).condition()
+        """Return the condition number of J D⁻¹ on the face of the undamped step; 1 where no parameter is free on it."""
+        face = self._undamped[1]
+        return self._on(face).condition() if bool((face == 0).any()) else 1.0
 
     def product(self, p: torch.Tensor) -> torch.Tensor:
         """Return JᵀJ p, shape (n,)."""
