@@ -21,6 +21,9 @@ from sklearn.exceptions import ConvergenceWarning
 from lmfit_gpu import LMRegressor
 from lmfit_gpu.exceptions import CovarianceWarning
 
+# What a model is written in is found out by a call with tensors; numpy may then complain of __array_wrap__.
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
+
 COST_RTOL = 1e-8
 KKT_LIMIT = 1e-6
 SHARE_NOT_ABOVE = 0.95
