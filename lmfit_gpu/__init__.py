@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from lmfit_gpu.check_jacobian import check_jacobian
 from lmfit_gpu.curve_fit import curve_fit
 from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion
 from lmfit_gpu.devices import get_available_gpus
@@ -12,6 +13,7 @@ __all__ = [
     "MarquardtDamping",
     "NielsenDamping",
     "TrustRegion",
+    "check_jacobian",
     "curve_fit",
     "get_available_gpus",
 ]

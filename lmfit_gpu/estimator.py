@@ -21,6 +21,7 @@ from lmfit_gpu.preparation import Data, Setup, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Result, of_all_parameters, scaled_covariance
 from lmfit_gpu.rows import as_tensor, chunk_slices
+from lmfit_gpu.starts import find_start, seed_of
 
 __all__ = ["LMRegressor"]
 
@@ -50,9 +51,10 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         With a model: ``residual(prediction, target)``. Alone: ``residual(theta, X, y)`` → vector of any length.
     predict_fn : callable, optional
         ``predict_fn(theta, X)`` for a residual callable without a model.
-    p0 : sequence, dict, or callable (x, y) -> sequence or dict, optional
+    p0 : sequence, dict, "auto", or callable (x, y) -> sequence or dict, optional
         Start values. Default: a module's own parameters; 1 for each parameter of a function, with a warning (with
-        bounds the middle between two, 1 from a single one).
+        bounds the middle between two, 1 from a single one). "auto": a search that begins there
+        (:mod:`lmfit_gpu.starts`).
     bounds : (lower, upper), dict of name to (lower, upper), or scipy.optimize.Bounds, optional
         Scalars or one value for each parameter; None and ±inf: no bound. The model is never evaluated outside. A start
         on a bound is allowed, one outside is an error; equal bounds fix a parameter.
@@ -93,7 +95,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     max_iter : int
         Most trials.
     random_state : int, RandomState or None
-        Seeds a module factory.
+        Seeds a module factory, and the search of p0="auto" (there None is 0).
     callback : callable, optional
         ``callback(record)`` after every trial; a true return value stops the fit.
 
@@ -240,7 +242,12 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 "not their sum or mean (squares are taken here)"
             )
         try:
-            result = engine.minimize(problem, setup.theta, callback=self.callback)
+            theta, used = setup.theta, {}
+            if isinstance(self.p0, str):  # "auto"
+                theta, search = find_start(problem, theta, engine, seed=seed_of(self.random_state))
+                used = {"start": str(search)}
+            result = engine.minimize(problem, theta, callback=self.callback)
+            result = replace(result, used=result.used | used)
         except BaseException as interrupt:
             if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model: the best point is kept
                 self._keep(setup, self._told(setup, data, interrupt.result))

@@ -52,8 +52,8 @@ def resolve_start(
 
     Parameters
     ----------
-    p0 : sequence, dict of name to value, callable (x, y) -> either, or None
-        None is 1 for every parameter, with a :class:`FitWarning`.
+    p0 : sequence, dict of name to value, callable (x, y) -> either, "auto", or None
+        None is 1 for every parameter, with a :class:`FitWarning`; "auto" without one: a search follows.
     function : callable
         f(x, *params) or f(X, theta); with order "residual" residual(theta, X, y).
     data : (x, y)
@@ -74,10 +74,10 @@ def resolve_start(
     start = p0(*data) if callable(p0) else p0
     if isinstance(start, numbers.Real):
         start = [start]
-    if isinstance(start, str):
+    if isinstance(start, str) and start != "auto":
         raise ValueError(f"p0: got {start!r}; a sequence, a dict, a callable (x, y), 'auto' or None is expected")
-    if start is None:
-        return _ones(function, order, ties)
+    if start is None or isinstance(start, str):
+        return _ones(function, order, ties, searched=start is not None)
     if isinstance(start, Mapping):
         return _from_names(start, function, order, ties)
     theta = _vector(start)
@@ -95,15 +95,16 @@ def _new_names(names: Sequence[str], ties: Mapping[str, Sequence[str]]) -> tuple
     return tuple(name for name in used if name not in names)
 
 
-def _ones(function: Callable[..., Any], order: str | None, ties: Mapping[str, Sequence[str]]) -> Start:
+def _ones(function: Callable[..., Any], order: str | None, ties: Mapping[str, Sequence[str]], searched: bool) -> Start:
     if order is not None:
         raise ValueError("p0: a residual callable takes all parameters as one vector; give p0 to tell how many")
     of_model, order = call_signature(function, None)
     assert of_model is not None  # call_signature(f, None) raises when the signature names none
     names = of_model + _new_names(of_model, ties)
-    guessed = [name for name in names if name not in ties]
-    message = f"p0: no start values given, 1 is used for {', '.join(guessed)}; a good start decides what a fit finds"
-    warnings.warn(message, FitWarning, stacklevel=4)
+    if not searched:
+        guessed = ", ".join(name for name in names if name not in ties)
+        message = f"p0: no start values given, 1 is used for {guessed}; a good start decides what a fit finds"
+        warnings.warn(message, FitWarning, stacklevel=4)
     return Start(np.ones(len(names)), names, order, len(of_model), given=False)
 
 

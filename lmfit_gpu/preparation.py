@@ -172,7 +172,7 @@ def _module(options: Any, X: Any, y: Any) -> tuple[ModuleModel, tuple[torch.devi
         raise ValueError("model: the module has no parameter to fit (requires_grad is False for all)")
     devices = resolve_devices(options.devices, own.device)
     model = ModuleModel(module.to(device=devices[0], dtype=arithmetic(options.dtype, own.dtype)))
-    if options.p0 is not None:
+    if options.p0 is not None and not (isinstance(options.p0, str) and options.p0 == "auto"):
         model.load(_module_start(options.p0, model, (X, y)).to(model.theta))
     return model, devices
 
