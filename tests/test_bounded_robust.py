@@ -60,7 +60,7 @@ class NumpyForm:
         if not isinstance(X, np.ndarray):
             raise TypeError("an array is expected")
         value = self.model(torch.from_numpy(X), torch.from_numpy(np.asarray(theta)))
-        return value.expand(len(X)).numpy()
+        return value.expand(len(X)).numpy().copy()  # an expanded array cannot be written to
 
 
 @functools.cache
