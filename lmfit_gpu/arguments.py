@@ -21,6 +21,7 @@ __all__ = ["check_data", "check_features", "check_options"]
 
 X_FORMATS = ("auto", "columns", "1d")
 NAN_POLICIES = ("raise", "omit")
+SIZE_OF_SIGMA = 1e100
 SHOWN = 5  # offending rows and columns that a message lists
 
 
@@ -128,10 +129,21 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
 
 
 def _unmasked(values: Any) -> Any:
-    """Return a masked array with NaN where it is masked: what ``nan_policy`` is for."""
+    """Return a masked array, or a list with None, with NaN for what is missing: what ``nan_policy`` is for."""
+    if isinstance(values, (list, tuple)):
+        found = np.asarray(values)
+        return found if found.dtype != object else _with_missing(found)
     if not isinstance(values, np.ma.MaskedArray):
         return values
     return np.ma.filled(values.astype(np.float64), np.nan) if np.ma.is_masked(values) else values.data
+
+
+def _with_missing(values: np.ndarray) -> np.ndarray:
+    """Return None as NaN, where everything else is numbers."""
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return values  # scikit-learn's message
 
 
 def _weights(frequency: torch.Tensor | None, sigma: torch.Tensor | None) -> Weights | None:
@@ -234,6 +246,10 @@ def _check_positive(sigma: torch.Tensor, kept: torch.Tensor) -> None:
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0, 0])
         raise ValueError(f"sigma: got {sigma[row].tolist()} in row {row}; positive standard deviations are expected")
+    finite = sigma[torch.isfinite(sigma)]
+    if finite.numel() and not (float(finite.min()) > 1 / SIZE_OF_SIGMA and float(finite.max()) < SIZE_OF_SIGMA):
+        extremes = f"{float(finite.min()):g} to {float(finite.max()):g}"
+        raise ValueError(f"sigma: got {extremes}; squares of residuals over it overflow or vanish: rescale the data")
 
 
 def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> Any:

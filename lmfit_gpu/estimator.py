@@ -1,5 +1,6 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,10 +13,12 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from lmfit_gpu.arguments import check_data, check_features, check_options
+from lmfit_gpu.attempt import attempt
 from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.losses import resolve_loss
+from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.preparation import Data, Setup, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
@@ -24,8 +27,6 @@ from lmfit_gpu.rows import as_tensor, chunk_slices
 from lmfit_gpu.starts import find_start, seed_of
 
 __all__ = ["LMRegressor"]
-
-NAMES_SHOWN = 6
 
 
 def _can_predict(estimator: "LMRegressor") -> bool:
@@ -218,6 +219,10 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         """
         check_options(self)
         data = check_data(self, X, y, sample_weight, sigma)
+        tiny = attempt(self, data)
+        result = None if tiny is None else self._guarded(tiny.setup, data, tiny.minimize)
+        if tiny is not None and result is not None:
+            return self
         engine = LevenbergMarquardt(
             jac=self.jac,
             solver=self.solver,
@@ -241,20 +246,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
                 f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
                 "not their sum or mean (squares are taken here)"
             )
-        try:
-            theta, used = setup.theta, {}
-            if isinstance(self.p0, str):  # "auto"
-                theta, search = find_start(problem, theta, engine, seed=seed_of(self.random_state))
-                used = {"start": str(search)}
-            result = engine.minimize(problem, theta, callback=self.callback)
-            result = replace(result, used=result.used | used)
-        except BaseException as interrupt:
-            if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model: the best point is kept
-                self._keep(setup, self._told(setup, data, interrupt.result))
-            raise
-        result = self._told(setup, data, result)
-        self._keep(setup, result)
-        self._warn(result)
+        self._guarded(setup, data, functools.partial(self._searched, engine, problem, setup.theta))
         return self
 
     @available_if(_can_predict)
@@ -312,6 +304,29 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "result_")
         return self.result_.report()
 
+    def _searched(self, engine: LevenbergMarquardt, problem: LeastSquaresProblem, theta: torch.Tensor) -> Result:
+        """Return the fit from theta, or with ``p0="auto"`` from the best start that a search from theta finds."""
+        used = {}
+        if isinstance(self.p0, str):  # "auto"
+            theta, search = find_start(problem, theta, engine, seed=seed_of(self.random_state))
+            used = {"start": str(search)}
+        result = engine.minimize(problem, theta, callback=self.callback)
+        return replace(result, used=result.used | used)
+
+    def _guarded(self, setup: Setup, data: Data, minimize: Callable[[], Result | None]) -> Result | None:
+        """Keep what `minimize` returns, or the best point when it is interrupted; return it."""
+        try:
+            result = minimize()
+        except BaseException as interrupt:
+            if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model
+                self._keep(setup, self._told(setup, data, interrupt.result))
+            raise
+        if result is not None:
+            result = self._told(setup, data, result)
+            self._keep(setup, result)
+            self._warn(result)
+        return result
+
     def _told(self, setup: Setup, data: Data, result: Result) -> Result:
         """Return the result of the engine as one of all parameters, with the options that it does not know."""
         used = {**result.used, "loss": self.loss if self.loss == "linear" else f"{self.loss}, f_scale {self.f_scale:g}"}
@@ -340,27 +355,10 @@ class LMRegressor(RegressorMixin, BaseEstimator):
 
     def _warn(self, result: Result) -> None:
         if not result.success:
-            warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=3)
-        if result.covariance is None:
-            message = (
-                f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(self.theta_)} "
-                "parameters; standard errors are NaN"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif not (result.has_freedom or result.absolute_sigma):
-            message = (
-                f"no degrees of freedom: {result.n_residuals} residuals for {len(self.theta_)} parameters (rank "
-                f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
-        elif result.undetermined.any():
-            names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
-            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-            message = (
-                f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
-                f"{result.rank} for {len(self.theta_)} parameters; their standard errors are infinite"
-            )
-            warnings.warn(message, CovarianceWarning, stacklevel=3)
+            warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=4)
+        missing = not_estimated(result)
+        if missing:
+            warnings.warn(missing, CovarianceWarning, stacklevel=4)
 
 
 def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:

@@ -6,9 +6,11 @@ import torch
 
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.problem import LeastSquaresProblem
-from lmfit_gpu.result import Stop
+from lmfit_gpu.result import Result, Stop
 
-__all__ = ["derivative_not_finite", "explained", "on_bounds", "residuals_not_finite"]
+__all__ = ["derivative_not_finite", "explained", "not_estimated", "on_bounds", "residuals_not_finite"]
+
+NAMES_SHOWN = 6
 
 
 def explained(stop: Stop, refusal: str, bound: list[str]) -> Stop:
@@ -47,3 +49,25 @@ def derivative_not_finite(problem: LeastSquaresProblem, jacobian: Jacobian) -> s
     row, j = jacobian.first_non_finite() or (0, 0)
     name = list(problem.names)[j]
     return f"derivative by {name!r} is not finite at the start p0, first in row {row}; give another p0 or another jac"
+
+
+def not_estimated(result: Result) -> str:
+    """Return which standard errors are not estimated and why, or ""."""
+    if result.covariance is None:
+        return (
+            f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(result.theta)} "
+            "parameters; standard errors are NaN"
+        )
+    if not (result.has_freedom or result.absolute_sigma):
+        return (
+            f"no degrees of freedom: {result.n_residuals} residuals for {result.n_estimated} parameters (rank "
+            f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
+        )
+    if not result.undetermined.any():
+        return ""
+    names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return (
+        f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
+        f"{result.rank} for {result.n_estimated} parameters; their standard errors are infinite"
+    )

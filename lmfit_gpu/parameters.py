@@ -118,7 +118,7 @@ def _from_names(
         named = bool(set(given) & set(signature))
         new = _new_names(signature, ties) if named else ()
         unknown = set(given).difference(signature, ties, new) if named else ()
-        if unknown:
+        if unknown and ties:
             raise ValueError(f"p0: no parameter {', '.join(map(repr, sorted(unknown)))}; there are {signature + new}")
         of_model, order = call_signature(function, len(set(given).union(ties).difference(new)) if named else len(given))
     names = (of_model or given) + _new_names(of_model or given, ties)

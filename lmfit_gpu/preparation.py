@@ -30,7 +30,7 @@ from lmfit_gpu.parameters import Start, resolve_start
 from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
 from lmfit_gpu.ties import tie_arguments
 
-__all__ = ["Data", "Setup", "is_module", "prepare"]
+__all__ = ["CPU", "Data", "Setup", "is_module", "prepare", "squeezes"]
 
 CPU = torch.device("cpu")
 SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
@@ -117,7 +117,7 @@ def prepare(options: Any, data: Data) -> Setup:
     if targets is not None and not targets.is_floating_point():
         targets = targets.double()
     token_numbers = of_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
-    squeeze = _squeezes(options, X, of_module)
+    squeeze = squeezes(options, X, of_module)
     rows = ArrayRows(as_tensor(X), targets, squeeze, cast_features=not token_numbers, weights=data.weights)
     y_shape = () if y is None else tuple(y.shape[1:])
     if of_module:
@@ -154,7 +154,8 @@ def _constrained(setup: Setup, constraints: Constraints | None) -> Setup:
     return replace(setup, model=ConstrainedModel(setup.model, constraints), theta=theta, constraints=constraints)
 
 
-def _squeezes(options: Any, X: Any, of_module: bool) -> bool:
+def squeezes(options: Any, X: Any, of_module: bool) -> bool:
+    """Return whether a function gets the one column of X as 1-D x."""
     one_column = X.ndim == 2 and X.shape[1] == 1
     if options.x_format == "1d" and not one_column:
         raise ValueError(f"x_format='1d': X has shape {tuple(X.shape)}; one column is expected")

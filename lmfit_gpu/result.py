@@ -192,10 +192,13 @@ class Result:
     @property
     def has_freedom(self) -> bool:
         """Whether residuals are left to estimate s² from; that a parameter is on a bound leaves none more."""
-        kinds = list(self.roles.values())
-        estimated = len(self.theta) - kinds.count("fixed") - kinds.count("tied")
-        too_few = any("bound" in kind for kind in kinds) and self.dof + self.rank <= estimated
-        return self.dof > 0 and not too_few
+        bound = any("bound" in kind for kind in self.roles.values())
+        return self.dof > 0 and not (bound and self.dof + self.rank <= self.n_estimated)
+
+    @property
+    def n_estimated(self) -> int:
+        """Parameters that are neither fixed nor tied."""
+        return len(self.theta) - sum(kind in ("fixed", "tied") for kind in self.roles.values())
 
     def brief(self) -> str:
         """Return one line: outcome, cost and counts."""
@@ -237,7 +240,7 @@ class Result:
         """
         scaled = scaled_covariance(self)
         if scaled is None:
-            return np.full(len(self.theta), np.nan)
+            return np.array([0.0 if self.roles.get(j) == "fixed" else np.nan for j in range(len(self.theta))])
         with np.errstate(invalid="ignore"):
             return np.sqrt(np.diag(scaled))
 

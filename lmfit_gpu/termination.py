@@ -42,6 +42,7 @@ TRUSTED_ERROR = 1e-3  # relative error of the undamped step, ε κ, that a stop 
 # Where rounding of the cost ends a fit, the tests count up to these (ftol, xtol): in float64 3e-5 of the standard
 # errors, or half the digits.
 AT_ROUNDING = {torch.float64: (1e-9, 1e-8), torch.float32: (1e-7, 1e-3)}
+USUAL, STOP_AT_ROUNDING = AUTO[torch.float64], AT_ROUNDING[torch.float64]
 HOPELESS = 1e-4  # of the rounding of the cost: the bound on it is a worst case
 EXACT_FIT = 4.0  # ‖r‖ within this many roundings of the data is zero
 

@@ -176,7 +176,7 @@ def test_without_p0_ones_are_used_and_said():
         ([1.0, 1.0], r"p0: got 2 values, but the model takes 3 parameters"),
         ({"a": 1.0, "b": 1.0, "d": 1.0}, r"p0: got names .*'d'.*the model has"),
         ([1.0, np.nan, 0.0], "finite"),
-        ("auto", "p0: got 'auto'"),
+        ("best", "p0: got 'best'"),
     ],
 )
 def test_bad_p0(p0, message):
@@ -340,7 +340,10 @@ COUPLED = {"convolution", "running sum", "centred", "branch", "ode"}
 def test_coupled_rows(form, name):
     model = (numpy_coupled() if form == "numpy" else torch_coupled())[name]
     exact = numpy_coupled()[name](X[:, 0], *TRUE.values())
-    est = LMRegressor(model, p0=[2.0, 1.0, 0.2]).fit(X, exact)
+    short = LMRegressor(model, p0=[2.0, 1.0, 0.2]).fit(X, exact)  # a tiny fit in numpy does not ask: all together
+    np.testing.assert_allclose(short.theta_, list(TRUE.values()), rtol=1e-6)
+    np.testing.assert_allclose(short.predict(X), exact, rtol=1e-5)
+    est = LMRegressor(model, p0=[2.0, 1.0, 0.2], chunk_rows=100).fit(X, exact)
     np.testing.assert_allclose(est.theta_, list(TRUE.values()), rtol=1e-6)
     if not (name == "ode" and form == "torch"):  # this ODE's rows, alone, are its start: told apart by the last
         assert est.result_.used["rows"].startswith("coupled" if name in COUPLED else "independent")
@@ -411,7 +414,10 @@ def test_known_arrays_of_all_rows_in_a_closure(library):
     exact = decay(wide[:, 0], *TRUE.values())
     model = decay if library is np else torch_decay
     weighted = LMRegressor(model, residual=lambda p, t: weights * (p - t), p0=P0).fit(wide, exact)
-    scaled = LMRegressor(lambda x, a, b, c: weights * model(x, a, b, c), p0=P0)
+    short = LMRegressor(lambda x, a, b, c: weights * model(x, a, b, c), p0=P0)
+    short.fit(wide, exact * np.asarray(weights))
+    np.testing.assert_allclose(short.theta_, list(TRUE.values()), rtol=1e-7)
+    scaled = clone(short).set_params(chunk_rows=64)
     scaled.fit(wide, exact * np.asarray(weights))
     for est in (weighted, scaled):
         np.testing.assert_allclose(est.theta_, list(TRUE.values()), rtol=1e-7)

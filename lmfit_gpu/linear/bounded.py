@@ -111,7 +111,13 @@ class BoundedLinearization:
                 last = (wrong != face).nonzero()[-1]
                 wrong = torch.where(torch.arange(len(face), device=face.device) == last, wrong, face)
             face = wrong
-        return no_step(self.scale, self.least_damping if damping is None else damping)
+        return self._clipped(p, step) if damping is not None else no_step(self.scale, self.least_damping)
+
+    def _clipped(self, p: torch.Tensor, step: Step) -> Step:
+        """Return what rounding has left undecided, clipped to the box: a trial, where it lowers the model."""
+        self._face = self._start
+        clipped = self._step(torch.minimum(torch.maximum(p, self._below), self._above), step, moved=True)
+        return clipped if clipped.predicted_reduction > 0 else no_step(self.scale, step.damping)
 
     def _wrong(self, face: torch.Tensor, p: torch.Tensor, damping: float) -> torch.Tensor:
         """Return the face after every parameter that is outside, or held against its will, has changed sides."""

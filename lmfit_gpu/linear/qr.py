@@ -125,9 +125,12 @@ class QRLinearization:
         s, w, _ = self._svd
         inverse = self._inverse(s, damping, error)
         share = s * inverse  # s²/(s² + λ)
-        gain = 0.5 * float(w**2 @ (share * (2 - share)))
-        norm = float(np.linalg.norm(inverse * w))
-        return Step(self._rotated(-inverse * w) / self.scale, gain, norm, damping, valid=bool(np.isfinite(norm)))
+        with np.errstate(over="ignore", invalid="ignore"):  # a step too long for its norm is not valid
+            gain = 0.5 * float(w**2 @ (share * (2 - share)))
+            norm = float(np.linalg.norm(inverse * w))
+        # Exactly 0 where a column is: rounding in V, over a D from a point where the column was tiny, is far from it.
+        p = self._rotated(-inverse * w) / self.scale * (self.column_norms > 0)
+        return Step(p, gain, norm, damping, valid=bool(np.isfinite(norm)))
 
     def _inverse_squares(self, damping: float) -> np.ndarray:
         """Return 1 / (s² + λ), with 0 for null directions when λ = 0."""
@@ -138,8 +141,9 @@ class QRLinearization:
         """Return ‖D p(λ)‖ and its derivative by λ."""
         s, w, _ = self._svd
         q = self._inverse(s, damping) * w
-        norm = float(np.linalg.norm(q))
-        return norm, -float(q**2 @ self._inverse_squares(damping)) / norm if norm > 0 else 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = float(np.linalg.norm(q))
+            return norm, -float(q**2 @ self._inverse_squares(damping)) / norm if norm > 0 else 0.0
 
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,)."""
