@@ -19,7 +19,7 @@ however many devices share them; and its error grows with the logarithm of the n
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,13 @@ class Weights:
             None if self.sigma is None else self._spread(1 / self.sigma, rows, n_values, device, dtype)
         )
 
+    def some(self, rows: torch.Tensor) -> "Weights":
+        """Return the weights of some rows."""
+        frequency, sigma = (
+            None if part is None else part[rows.to(part.device)] for part in (self.frequency, self.sigma)
+        )
+        return Weights(frequency, sigma)
+
     @staticmethod
     def _spread(
         values: torch.Tensor | None, rows: slice | torch.Tensor, n_values: int, device: torch.device, dtype: torch.dtype
@@ -137,6 +144,12 @@ class ArrayRows:
         return x, None if self.y is None else self._cast(
             self.y[rows if isinstance(rows, slice) else rows.to(self.y.device)], device, dtype
         )
+
+    def some(self, rows: torch.Tensor) -> "ArrayRows":
+        """Return some of the rows, with their weights."""
+        y = None if self.y is None else self.y[rows.to(self.y.device)]
+        weights = None if self.weights is None else self.weights.some(rows)
+        return replace(self, X=_taken(self.X, rows), y=y, weights=weights)
 
     @staticmethod
     def _cast(part: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -22,7 +22,7 @@ doi:10.1007/BF02592070): the chance falls geometrically with the number of param
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -257,7 +257,7 @@ def _thinned(problem: LeastSquaresProblem, seed: int) -> LeastSquaresProblem:
         chosen |= set() if part is None else _extreme_rows(part)
     some = copy.copy(problem)
     some.__dict__.pop("target_norm", None)  # cached for all rows
-    some.rows = _only(problem.rows, torch.tensor(sorted(chosen)))
+    some.rows = problem.rows.some(torch.tensor(sorted(chosen)))
     some.n_residuals = problem.per_row * len(chosen)
     some._pools = []
     return some
@@ -266,18 +266,6 @@ def _thinned(problem: LeastSquaresProblem, seed: int) -> LeastSquaresProblem:
 def _extreme_rows(part: torch.Tensor) -> set[int]:
     columns = part.reshape(part.shape[0], -1)[:, :4].double()
     return {*columns.argmin(0).tolist(), *columns.argmax(0).tolist()}
-
-
-def _only(rows: Any, chosen: torch.Tensor) -> Any:
-    """Return rows with every array of one entry a row (X, y, weights) cut to some."""
-    n = rows.n_samples
-    arrays = {f.name: getattr(rows, f.name) for f in fields(rows)}
-    cut = {
-        name: value[chosen.to(value.device)]
-        for name, value in arrays.items()
-        if isinstance(value, torch.Tensor) and value.ndim and len(value) == n
-    }
-    return replace(rows, **cut)
 
 
 @dataclass(frozen=True)

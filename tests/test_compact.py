@@ -19,6 +19,7 @@ from lmfit_gpu.compact import MOST_ENTRIES, Curve, Limits, UnusualError, has_siz
 from lmfit_gpu.compact.linear import MOST_PARAMS
 from lmfit_gpu.compact.loop import MOST_TRIALS
 from lmfit_gpu.datasets import NIST_NAMES, correct_digits, load_nist
+from lmfit_gpu.preparation import Data
 from lmfit_gpu.result import Status
 
 X = np.linspace(0, 5, 100)
@@ -313,7 +314,7 @@ def test_arguments_for_the_general_path(changes):
 )
 def test_options_of_the_general_path(options):
     est = LMRegressor(**(dict(model=decay_to_level, p0=P0) | options))
-    assert attempt(est, X[:, None], Y) is None
+    assert attempt(est, Data(X[:, None], Y)) is None
 
 
 def test_a_wrong_number_of_parameters_is_the_usual_error():

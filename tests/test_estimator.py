@@ -176,7 +176,7 @@ def test_without_p0_ones_are_used_and_said():
         ([1.0, 1.0], r"p0: got 2 values, but the model takes 3 parameters"),
         ({"a": 1.0, "b": 1.0, "d": 1.0}, r"p0: got names .*'d'.*the model has"),
         ([1.0, np.nan, 0.0], "finite"),
-        ("best", "p0: got 'best'"),
+        ("automatic", "p0: got 'automatic'"),
     ],
 )
 def test_bad_p0(p0, message):
