@@ -117,7 +117,7 @@ def as_floats(values: Any) -> np.ndarray:
 def rows_of(given: dict[str, Any]) -> tuple[np.ndarray, ...]:
     """Return x, y and the weight of a residual √w/sigma, of the rows that count."""
     x, y = as_floats(given["X"])[:, 0], as_floats(given["y"])
-    y = y.reshape(len(x), -1)
+    y = np.full((len(x), 1), y) if y.size == 1 else y.reshape(len(x), -1)  # curve_fit takes a scalar, as SciPy does
     ones = np.ones((len(x), 1))
     sigma = ones if given.get("sigma") is None else as_floats(given["sigma"]).reshape(-1, 1)
     sigma = sigma.reshape(y.shape) if sigma.size == y.size else sigma
