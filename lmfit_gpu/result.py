@@ -261,7 +261,8 @@ def scaled_covariance(result: Result) -> np.ndarray | None:
         return covariance
     if not result.has_freedom:
         return np.where(covariance == 0, 0.0, np.inf) if result.roles else np.full_like(covariance, np.inf)
-    return covariance * (2 * result.cost / result.dof)
+    with np.errstate(invalid="ignore"):  # inf stays inf, of a perfect fit too
+        return np.where(np.isinf(covariance), covariance, covariance * (2 * result.cost / result.dof))
 
 
 def of_all_parameters(result: Result, constraints: Constraints) -> Result:
