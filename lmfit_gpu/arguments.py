@@ -95,13 +95,13 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
         For shapes that do not fit, values that are not numbers, NaN or infinity with ``nan_policy="raise"``, weights
         below 0, standard deviations that are not positive.
     """
-    X = check_features(estimator, _unmasked(X), reset=True, finite=False)
-    y = _checked_targets(estimator, _unmasked(y), len(X))
+    X = check_features(estimator, _unmasked(X, "X"), reset=True, finite=False)
+    y = _checked_targets(estimator, _unmasked(y, "y"), len(X))
     frequency = _checked_frequencies(sample_weight, len(X))
     kept = torch.ones(len(X), dtype=torch.bool)
     if frequency is not None:
         kept &= torch.nan_to_num(frequency, nan=1.0) > 0
-    sigma = _shaped_sigma(_unmasked(sigma), len(X), None if y is None else tuple(y.shape))
+    sigma = _shaped_sigma(_unmasked(sigma, "sigma"), len(X), None if y is None else tuple(y.shape))
     if sigma is not None:
         _check_positive(sigma, kept)
     if estimator.absolute_sigma and sigma is None:
@@ -128,11 +128,18 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
     return Data(X, y, _weights(frequency, sigma), int((~kept).sum()))
 
 
-def _unmasked(values: Any) -> Any:
+def _unmasked(values: Any, name: str) -> Any:
     """Return a masked array, or a list with None, with NaN for what is missing: what ``nan_policy`` is for."""
     if isinstance(values, (list, tuple)):
-        found = np.asarray(values)
+        try:
+            found = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(f"{name}: got rows of different lengths: {error}") from error
         return found if found.dtype != object else _with_missing(found)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+        raise ValueError(
+            f"{name}: got dates or durations ({values.dtype}); numbers are expected, such as days as floats"
+        )
     if not isinstance(values, np.ma.MaskedArray):
         return values
     return np.ma.filled(values.astype(np.float64), np.nan) if np.ma.is_masked(values) else values.data
@@ -185,6 +192,8 @@ def _checked_targets(estimator: Any, y: Any, n_rows: int) -> Any:
         if estimator.model is not None:
             raise ValueError("y: got None; a model is fitted to targets (requires y to be passed)")
         return None
+    if np.ndim(y) == 0:
+        raise ValueError(f"y: got {y!r}; (n_samples,) or (n_samples, n_outputs) is expected")
     if not isinstance(y, torch.Tensor):
         y = check_array(
             y, ensure_2d=False, ensure_all_finite=False, dtype="numeric", input_name="y", estimator=estimator

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lmfit_gpu.arguments import SIZE_OF_SIGMA
 from lmfit_gpu.attempt import tiny_curve_fit
 from lmfit_gpu.curve_data import CurveData, read_data
 from lmfit_gpu.curve_functions import WholeCurve, of_columns, stacked, with_stacked_output, with_stacked_rows
@@ -127,7 +128,8 @@ def curve_fit(  # noqa: PLR0913
     >>> popt.round(6).tolist()
     [2.5, 1.3]
     """
-    if not (kwargs or full_output) and bounds is UNBOUNDED and method in (None, "lm"):
+    usual = method in (None, "lm") and nan_policy in NAN_POLICIES and check_finite in (None, True, False)
+    if usual and not (kwargs or full_output) and bounds is UNBOUNDED:
         tiny = _tiny(f, (xdata, ydata), p0, (sigma, absolute_sigma), jac)
         if tiny is not None:
             return tiny
@@ -171,11 +173,13 @@ def _tiny(
     sigma, absolute = noise
     if (jac is not None and not callable(jac)) or (sigma is None and absolute):
         return None
+    if any(isinstance(values, np.ma.MaskedArray) for values in (*data, sigma)):
+        return None
     weights = None
     if sigma is not None:
         sigma = np.asarray(sigma)
         plain = sigma.dtype.kind in "fiu" and sigma.size and sigma.shape == np.shape(data[1])
-        if not (plain and sigma.min() > 0 and sigma.max() < np.inf):
+        if not (plain and sigma.min() > 1 / SIZE_OF_SIGMA and sigma.max() < SIZE_OF_SIGMA):
             return None
         weights = 1.0 / sigma
     answer = tiny_curve_fit(f, *data, p0, weights=weights, jac=jac)

@@ -340,6 +340,8 @@ def _try_torch(function: Callable[..., Any], order: str, sample: tuple) -> tuple
         return None, error
     if not isinstance(values, torch.Tensor):
         return None, f"returned {type(values).__name__}, not a tensor"
+    if values.is_complex():
+        return None, "returned complex values"
     if not values.requires_grad:
         return None, "the output is not connected to the parameters by torch operations"
     return values.detach(), None

@@ -342,7 +342,10 @@ def _values_of_rows(
     def values(point: torch.Tensor, part: slice | torch.Tensor) -> torch.Tensor:
         x, y = rows.read(part, theta.device, theta.dtype)
         with torch.no_grad():
-            return _flat(model(point, x, y), y, model.is_residual, x.shape[0])
+            found = _flat(model(point, x, y), y, model.is_residual, x.shape[0])
+        if found.is_complex():
+            raise ValueError("model: returned complex values; real ones are expected (curve_fit takes complex data)")
+        return found
 
     return values
 

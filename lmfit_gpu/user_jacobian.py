@@ -56,7 +56,12 @@ class UserJacobian:
         with torch.no_grad():
             n_values = problem.values(theta, probe).numel()
         columns, expected = theta.new_empty(theta.numel(), n_values), theta.new_empty(theta.numel(), n_values)
-        values = self(problem, theta, probe, columns)
+        try:
+            values = self(problem, theta, probe, columns)
+        except CALL_ERRORS as error:
+            if str(error).startswith("jac:"):
+                raise
+            raise ValueError(f"jac: its call at the start failed: {type(error).__name__}: {error}") from error
         differences(problem, theta, probe, expected)
         rounding = 10 * torch.finfo(theta.dtype).eps * values.abs().max() / differences.resolution.to(theta)
         size = torch.linalg.vector_norm(expected, dim=1)
