@@ -94,15 +94,16 @@ def as_floats(values: Any) -> np.ndarray:
 
 def rows_of(given: dict[str, Any]) -> tuple[np.ndarray, ...]:
     """Return x, y and the weight of a residual √w/sigma, of the rows that count."""
-    x, y = as_floats(given["X"])[:, 0], as_floats(given["y"])
+    x, y = as_floats(given["X"]), as_floats(given["y"])
     y = np.full((len(x), 1), y) if y.size == 1 else y.reshape(len(x), -1)  # curve_fit takes a scalar, as SciPy does
+    x = np.broadcast_to(x if x.shape == y.shape else x[:, :1], y.shape)  # y may have as many columns as X
     ones = np.ones((len(x), 1))
     sigma = ones if given.get("sigma") is None else as_floats(given["sigma"]).reshape(-1, 1)
     sigma = sigma.reshape(y.shape) if sigma.size == y.size else sigma
     frequency = ones if given.get("sample_weight") is None else as_floats(given["sample_weight"]).reshape(-1, 1)
     weight = np.broadcast_to(np.sqrt(frequency) / sigma, y.shape)
-    keep = np.isfinite(x) & np.isfinite(y).all(1) & np.isfinite(weight).all(1) & (frequency[:, 0] != 0)
-    return np.broadcast_to(x[:, None], y.shape)[keep].ravel(), y[keep].ravel(), weight[keep].ravel()
+    keep = np.isfinite(x).all(1) & np.isfinite(y).all(1) & np.isfinite(weight).all(1) & (frequency[:, 0] != 0)
+    return x[keep].ravel(), y[keep].ravel(), weight[keep].ravel()
 
 
 def assert_right(theta: np.ndarray, given: dict[str, Any], options: dict[str, Any], limits: Any, trusted: Any) -> None:
