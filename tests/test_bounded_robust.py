@@ -59,7 +59,7 @@ class NumpyForm:
     def __call__(self, X: np.ndarray, theta: np.ndarray) -> np.ndarray:
         if not isinstance(X, np.ndarray):
             raise TypeError("an array is expected")
-        value = self.model(torch.from_numpy(X), torch.from_numpy(np.asarray(theta)))
+        value = self.model(torch.from_numpy(X.copy()), torch.from_numpy(np.array(theta)))
         return value.expand(len(X)).numpy().copy()  # an expanded array cannot be written to
 
 
