@@ -255,7 +255,7 @@ def _check_positive(sigma: torch.Tensor, kept: torch.Tensor) -> None:
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0, 0])
         raise ValueError(f"sigma: got {sigma[row].tolist()} in row {row}; positive standard deviations are expected")
-    finite = sigma[torch.isfinite(sigma)]
+    finite = sigma[kept][torch.isfinite(sigma[kept])]
     if finite.numel() and not (float(finite.min()) > 1 / SIZE_OF_SIGMA and float(finite.max()) < SIZE_OF_SIGMA):
         extremes = f"{float(finite.min()):g} to {float(finite.max()):g}"
         raise ValueError(f"sigma: got {extremes}; squares of residuals over it overflow or vanish: rescale the data")

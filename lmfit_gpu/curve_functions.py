@@ -131,6 +131,8 @@ class WholeCurve:
 
     def _aligned(self, values: Any, y: Any) -> Any:
         """Return values − y."""
+        if _is_complex(values) and not _is_complex(y):
+            raise ValueError("xdata and ydata: the model returned complex values for real ydata; make ydata complex")
         if values.ndim == 0 or y.shape[0] == 1 or tuple(values.shape) == tuple(y.shape):
             return (values - y).reshape(-1)
         if values.ndim != 2 or sorted(values.shape) != sorted((1, y.shape[0])):
@@ -149,10 +151,13 @@ class WholeCurve:
         if data.sigma is not None:
             per_row = isinstance(data.sigma, np.ndarray | torch.Tensor) and part.ndim == 2
             part = part / (data.sigma[:, None] if per_row else data.sigma)
-        y_is_complex = data.y.is_complex() if isinstance(data.y, torch.Tensor) else np.iscomplexobj(data.y)
-        if not y_is_complex:
+        if not _is_complex(data.y):
             return part
         return stacked(part).reshape(-1) if part.ndim == 1 else _stacked_rows(part)
+
+
+def _is_complex(array: Any) -> bool:
+    return array.is_complex() if isinstance(array, torch.Tensor) else np.iscomplexobj(array)
 
 
 def _converted(data: CurveData, device: torch.device | None) -> CurveData:

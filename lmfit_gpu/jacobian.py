@@ -75,6 +75,8 @@ class Derivatives:
             return cls(problem, coarse, finer=start_differences(problem, theta, "3-point"))
         if jac != "autograd":
             return cls(problem, start_differences(problem, theta, jac))
+        if not problem.differentiable and getattr(problem.replicas[0], "model", problem.replicas[0]).differentiable:
+            raise ValueError("jac='autograd': a tied parameter is not in torch; use 'auto', or write the tie in torch")
         if not problem.differentiable:
             raise ValueError("jac='autograd': the model is written in numpy; use 'auto', '2-point', '3-point' or 'cs'")
         return cls(problem, choose_route(problem, theta))

@@ -65,11 +65,12 @@ def tie_slope(tie: Tie, position: int, values: torch.Tensor, box: tuple[np.ndarr
 
 
 def _autograd_slope(tie: Tie, at: list[torch.Tensor], position: int) -> float:
-    leaf = at[position].detach().clone().requires_grad_()
-    value = tie_value(tie, [*at[:position], leaf, *at[position + 1 :]])
-    if not value.requires_grad:
-        return 0.0
-    return float(torch.autograd.grad(value.reshape(()), leaf, materialize_grads=True)[0])
+    with torch.enable_grad():  # callers may have switched it off
+        leaf = at[position].detach().clone().requires_grad_()
+        value = tie_value(tie, [*at[:position], leaf, *at[position + 1 :]])
+        if not value.requires_grad:
+            return 0.0
+        return float(torch.autograd.grad(value.reshape(()), leaf, materialize_grads=True)[0])
 
 
 def _difference_slope(tie: Tie, at: list[torch.Tensor], position: int, bounds: tuple[float, float]) -> float:

@@ -117,3 +117,48 @@ def test_a_jacobian_of_several_predictors_and_of_complex_values():
         return np.stack([np.exp(1j * w * x), 1j * a * x * np.exp(1j * w * x)], 1)
 
     np.testing.assert_allclose(curve_fit(wave, X, wave(X, 2.0, 1.3), [1, 1.2], jac=wave_jac)[0], [2.0, 1.3], rtol=1e-7)
+
+
+def test_complex_values_for_real_data_are_refused():
+    with pytest.raises(ValueError, match="complex values for real ydata"):
+        curve_fit(lambda x, a, b: a * np.exp(-b * x) + 0j, X, Y, p0=[1, 1], sigma=np.eye(40) + 0.1)
+
+
+@pytest.mark.parametrize("sigma", [np.linspace(0.1, 0.2, 40), np.eye(40) + 0.1], ids=["errors", "covariance"])
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+def test_tensors(sigma, devices):
+    x, y = torch.tensor(X), torch.tensor(Y)
+    popt, pcov, info, _, _ = curve_fit(torch_decay, x, y, [1, 1, 0], sigma, devices=devices, full_output=True)
+    expected, covariance = scipy_curve_fit(decay, X, Y, [1, 1, 0], sigma, ftol=1e-14, xtol=1e-14)
+    np.testing.assert_allclose(popt, expected, rtol=1e-6)
+    np.testing.assert_allclose(pcov, covariance, rtol=1e-4)
+    assert info["fvec"].shape == (40,)
+    broken = torch.where(x > 3, torch.nan, y)
+    omitted, _ = curve_fit(torch_decay, x, broken, [1, 1, 0], sigma, nan_policy="omit")
+    rows = X <= 3
+    kept = sigma[rows] if sigma.ndim == 1 else sigma[np.ix_(rows, rows)]
+    np.testing.assert_allclose(omitted, curve_fit(decay, X[rows], Y[rows], [1, 1, 0], kept)[0], rtol=1e-6)
+
+
+def test_a_seeded_search_for_the_start():
+    popt, _ = curve_fit(decay, X, Y, "auto", random_state=0)
+    np.testing.assert_allclose(popt, curve_fit(decay, X, Y, [1, 1, 0])[0], rtol=1e-6)
+    with pytest.raises(ValueError, match="p0='auto' needs xdata"):
+        curve_fit(decay, X, Y, "auto", sigma=np.eye(40) + 0.1)
+
+
+def test_full_output_of_tied_and_complex_fits():
+    popt, _, info, _, _ = curve_fit(
+        torch_decay, X, Y, {"a": 1, "c": 0, "t": 0}, tied={"b": lambda t: torch.exp(t)}, full_output=True
+    )
+    assert len(popt) == 4
+    assert info["fjac"].shape == (3, 40)
+    np.testing.assert_allclose(info["fvec"], decay(X, *popt[:3]) - Y, atol=1e-12)
+
+    def wave(x, a, w):
+        return a * np.exp(1j * w * x)
+
+    y = wave(X, 2.0, 1.3) + 0.01
+    popt, _, info, _, _ = curve_fit(wave, X, y, [1, 1.2], full_output=True)
+    off = wave(X, *popt) - y
+    np.testing.assert_allclose(info["fvec"], np.stack([off.real, off.imag], 1).ravel(), atol=1e-12)

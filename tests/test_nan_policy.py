@@ -136,7 +136,7 @@ def test_policies_that_there_are_not(policy):
 
 
 def test_none_in_a_list_is_nan():
-    """BUG: a list with None is an array of objects, and torch's own TypeError is what the user sees."""
+    """A list with None is an array of objects, with NaN in its place."""
     with pytest.raises(ValueError, match=r"y.* row 4"):
         made().fit(X, [None if i == 4 else value for i, value in enumerate(Y.tolist())])
     holes = np.array([None if i == 4 else value for i, value in enumerate(Y.tolist())], dtype=object)

@@ -291,7 +291,7 @@ def test_one_y_stands_for_many():
         popt, pcov = curve_fit(f, x, np.zeros(10), method=method)
         for y in (0, [0.0]):
             again, covariance = curve_fit(f, x, y, method=method)
-            np.testing.assert_allclose(again, popt, rtol=1e-9)
+            np.testing.assert_allclose(again, popt, atol=1e-8 * np.sqrt(pcov.diagonal().max()))  # ftol is 1e-17
             np.testing.assert_allclose(covariance, pcov, rtol=1e-6)
 
 
@@ -524,8 +524,9 @@ def test_a_function_without_parameters():
 def test_a_signature_that_does_not_tell():
     with pytest.raises(ValueError, match=r"p0.*number of parameters"):
         curve_fit(lambda x, *p: p[0] * x, X4, Y4)
-    popt, _ = curve_fit(lambda x, *p: p[0] * x + p[1], X4, Y4, p0=[1, 1])
-    np.testing.assert_allclose(popt, np.polyfit(X4, Y4, 1), rtol=1e-10)
+    popt, pcov = curve_fit(lambda x, *p: p[0] * x + p[1], X4, Y4, p0=[1, 1])
+    off = np.abs(popt - np.polyfit(X4, Y4, 1))
+    assert np.all(off <= 1e-8 * np.sqrt(pcov.diagonal()))  # what a relative gain of ftol = 1e-17 leaves
 
 
 def test_p0_of_the_wrong_length():
@@ -707,7 +708,7 @@ def test_f_may_see_one_point_twice():
         seen.append(p)
         return decay(x, *p)
 
-    curve_fit(f, x, y, [1.0, 1.0])
+    curve_fit(f, x, y, [1.0, 1.0], solver="cholesky")  # not by the short path of tiny fits
     assert seen.count((1.0, 1.0)) > 1  # numpy or torch? do rows stand alone? found out at p0 before the fit
 
 
