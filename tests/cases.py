@@ -1,8 +1,9 @@
 """What a fitting case is: data, a model in two forms, a start, and the right answer with its tolerances.
 
 The cases come from public bug reports and questions about other libraries; cases_numerical.py holds those about numbers
-(scale, degenerate problems, values that are not finite, the path), cases_interface.py those about what users hand over
-(shapes, containers, callables, size, torch modules, scikit-learn). A comment over each says what went wrong and where.
+(scale, degenerate problems, values that are not finite, the path), cases_bounds.py those with bounds, cases_weights.py
+those with errors of the data or gaps in them, cases_interface.py those about what users hand over (shapes, containers,
+callables, size, torch modules, scikit-learn). A comment over each says what went wrong and where.
 The model is written twice, in numpy and in torch, as everyday users write it. A variant is the same case with some
 fields replaced; unless it replaces `expected`, it must give the same answer. The names (D1, W6, ...) are those of the
 acceptance set the cases were taken from.
@@ -56,6 +57,9 @@ class Case:
     p0: Any  # (n,)
     expected: Expected
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bounds: Any = None  # (lower, upper)
+    sigma: Any = None  # standard deviations of y; expected.rss is then in units of them
+    absolute_sigma: bool = False
 
     def model(self, form: str) -> Model:
         """Return the model in the form "numpy" or "torch"."""

@@ -296,6 +296,17 @@ def test_local_minimum_is_stationary_and_its_score_is_bad(form: str) -> None:
         assert largest_cosine((P1.x * np.cos(w * P1.x))[:, None], residual) < 1e-4
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("form", FORMS)
+def test_a_search_for_the_start_finds_the_frequency(form: str, seed: int) -> None:
+    estimator = fit(P1, form, p0="auto", random_state=seed)
+    assert estimator.result_.success
+    assert compare(P1.expected, estimator.theta_) == []
+    assert estimator.score(as_column(P1.x), P1.y) == pytest.approx(1.0, abs=1e-12)
+    popt, _ = curve_fit(P1.model(form), P1.x, P1.y, p0="auto", random_state=seed)
+    assert compare(P1.expected, popt) == []
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_convergence_is_judged_by_the_gradient_not_by_the_residual(form: str) -> None:
     estimator = fit(P3, form)
