@@ -14,7 +14,7 @@ from lmfit_gpu.jacobian import JACOBIANS
 from lmfit_gpu.linear import choose
 from lmfit_gpu.losses import resolve_loss
 from lmfit_gpu.preparation import Data, is_module
-from lmfit_gpu.rows import Weights, as_tensor
+from lmfit_gpu.rows import LEAST_TARGET, Weights, as_tensor
 from lmfit_gpu.termination import Tolerances
 
 __all__ = ["check_data", "check_features", "check_options"]
@@ -202,9 +202,20 @@ def _checked_targets(estimator: Any, y: Any, n_rows: int) -> Any:
         raise ValueError("Complex data not supported: y is a complex tensor")
     if y.ndim not in (1, 2):
         raise ValueError(f"y: got shape {tuple(y.shape)}; (n_samples,) or (n_samples, n_outputs) is expected")
+    _check_size(y)
     if len(y) != n_rows:
         raise ValueError(f"X and y: found input variables with inconsistent numbers of samples: {[n_rows, len(y)]}")
     return y
+
+
+def _check_size(y: Any) -> None:
+    """Refuse targets whose squares vanish: every point would pass for an exact fit."""
+    tensor = as_tensor(y)
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    largest = float(torch.nan_to_num(tensor, nan=0.0).abs().max())
+    if 0 < largest < LEAST_TARGET:
+        raise ValueError(f"y: its largest value is {largest:.3g}, squares of which vanish in float64: rescale the data")
 
 
 def _as_numbers(values: Any, name: str) -> torch.Tensor:

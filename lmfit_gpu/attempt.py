@@ -19,7 +19,7 @@ from lmfit_gpu.models import NumpyFunction
 from lmfit_gpu.parameters import resolve_start
 from lmfit_gpu.preparation import CPU, Data, Setup, is_module, squeezes
 from lmfit_gpu.result import Result
-from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
+from lmfit_gpu.rows import LEAST_TARGET, ArrayRows, Weights, as_tensor
 from lmfit_gpu.termination import Tolerances
 
 __all__ = ["Attempt", "attempt", "tiny_curve_fit"]
@@ -173,6 +173,8 @@ def tiny_curve_fit(  # noqa: PLR0913
     except (TypeError, ValueError):  # the general path says what is wrong
         return None
     if theta.ndim != 1 or not has_size(len(y), len(theta)) or len(y) not in (x.shape[0], x.shape[-1]):
+        return None
+    if not (y.max() >= LEAST_TARGET or y.min() <= -LEAST_TARGET):
         return None
     # In y and p0 what is not finite shows in the residuals; in x a function may hide it.
     if not math.isfinite(x.sum()) or backend_name("auto", CPU) != "scipy":

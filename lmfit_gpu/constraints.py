@@ -25,6 +25,8 @@ from lmfit_gpu.ties import Tie, ordered_ties, tie_slope, tie_value, tried_tie
 
 __all__ = ["ConstrainedModel", "Constraints", "resolve_constraints"]
 
+NO_ROOM = 64 * float(np.finfo(np.float64).eps)  # of the larger bound: no difference fits between them
+
 
 @dataclass(frozen=True)
 class Constraints:
@@ -182,7 +184,7 @@ def resolve_constraints(  # noqa: PLR0913
     given_start : bool
         Whether the start was given; else it is moved between the bounds, as SciPy does.
     bounds : pair of scalars or array_like of shape (n_model,), Mapping of name to (low, high), or Bounds
-        None or ±inf: no bound. Equal bounds fix a parameter.
+        None or ±inf: no bound. Bounds that are equal, or nearly so (64 ε), fix a parameter.
     fixed : sequence of names, or of bool of shape (n_model,)
     tied : Mapping of name to callable
         Whose argument names are those of other parameters.
@@ -209,7 +211,10 @@ def resolve_constraints(  # noqa: PLR0913
         start = np.where(is_tied, start, between(lower, upper, start))
     for i in np.flatnonzero(~is_tied & ((start < lower) | (start > upper))):
         raise ValueError(f"p0: {names[i]!r} starts at {start[i]:g}, outside its bounds ({lower[i]:g}, {upper[i]:g})")
-    free = ~(is_fixed | is_tied | (lower == upper))
+    with np.errstate(invalid="ignore"):
+        narrow = upper - lower <= NO_ROOM * np.maximum(np.abs(lower), np.abs(upper))
+    shut = narrow & np.isfinite(lower) & np.isfinite(upper)
+    free = ~(is_fixed | is_tied | shut)
     if not free.any():
         raise ValueError("fixed, tied, bounds: no parameter is left free; nothing is to be fitted")
     found: list[Tie] = []

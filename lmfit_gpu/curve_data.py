@@ -171,12 +171,12 @@ def _with_errors(data: CurveData, sigma: Any, drops: bool) -> CurveData:
 
 
 def _positive(sigma: np.ndarray, drops: bool) -> np.ndarray:
-    right = (sigma > 0) & (sigma < np.inf)
+    right = (sigma > 1 / SIZE_OF_SIGMA) & (sigma < SIZE_OF_SIGMA)
     if drops:
         right |= ~np.isfinite(sigma)
     if not right.all():
         rows = np.flatnonzero(~right)[:ROWS_SHOWN].tolist()
-        raise ValueError(f"sigma: got {sigma[rows].tolist()} in rows {rows}; positive, finite numbers are expected")
+        raise ValueError(f"sigma: got {sigma[rows].tolist()} in rows {rows}; numbers in (1e-100, 1e100) are expected")
     return sigma
 
 

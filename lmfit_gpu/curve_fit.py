@@ -202,7 +202,7 @@ def _bounds(bounds: Any) -> Any:
         limits = bounds = (bounds.lb, bounds.ub)
     else:
         limits = bounds
-        if isinstance(bounds, str) or len(bounds) != 2:
+        if isinstance(bounds, str) or not hasattr(bounds, "__len__") or len(bounds) != 2:
             raise ValueError(f"bounds: got {bounds!r}; (lower, upper) is expected")
     try:
         finite = any(

@@ -46,7 +46,10 @@ def residuals_not_finite(problem: LeastSquaresProblem, theta: torch.Tensor) -> s
 
 def derivative_not_finite(problem: LeastSquaresProblem, jacobian: Jacobian) -> str:
     """Return which derivative is not finite at a start, and where."""
-    row, j = jacobian.first_non_finite() or (0, 0)
+    found = jacobian.first_non_finite()
+    if found is None:
+        return "derivatives at the start p0 are so large that their squares overflow; rescale X or the parameters"
+    row, j = found
     name = list(problem.names)[j]
     return f"derivative by {name!r} is not finite at the start p0, first in row {row}; give another p0 or another jac"
 

@@ -107,7 +107,8 @@ class LeastSquaresProblem:
         self._pools: list[ThreadPoolExecutor] = []
         self.bounds = checked(bounds, theta, model.names)
         self.per_row, self.n_residuals, self.coupled = _examine(model, rows, theta, self.bounds)
-        _check_weights(rows, self.n_residuals, self.per_row, self.coupled and model.is_residual)
+        of_user = getattr(model, "order", None) == "residual"
+        _check_weights(rows, self.n_residuals, self.per_row, self.coupled and of_user)
         self.chunk_rows = rows.n_samples if self.coupled else self._rows_per_block(chunk_rows)
 
     @property
@@ -276,12 +277,12 @@ class LeastSquaresProblem:
 
 
 def _check_weights(rows: ArrayRows, n_residuals: int, per_row: int, unordered: bool) -> None:
-    """Check that every residual belongs to a row; of a vector that couples rows it is known for one a row only."""
+    """Check that every residual belongs to a row, which of a user's vector that couples rows is not known."""
     weights = rows.weights
     if weights is None:
         return
     for name, given in (("sample_weight", weights.frequency), ("sigma", weights.sigma)):
-        if given is not None and (not per_row or (unordered and n_residuals != rows.n_samples)):
+        if given is not None and (not per_row or unordered):
             raise ValueError(
                 f"{name}: the residual callable returns {n_residuals} values that depend on all {len(given)} rows; "
                 "weight them inside it"

@@ -191,9 +191,9 @@ class Result:
 
     @property
     def has_freedom(self) -> bool:
-        """Whether residuals are left to estimate s² from; that a parameter is on a bound leaves none more."""
+        """Whether residuals are left to estimate s² from; with fewer than parameters, bounds leave none more."""
         bound = any("bound" in kind for kind in self.roles.values())
-        return self.dof > 0 and not (bound and self.dof + self.rank <= self.n_estimated)
+        return self.dof > 0 and not (bound and self.dof + self.rank < self.n_estimated)
 
     @property
     def n_estimated(self) -> int:

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["LEAF_ROWS", "ArrayRows", "PairwiseTree", "Weights", "as_tensor", "chunk_slices"]
+__all__ = ["LEAF_ROWS", "LEAST_TARGET", "ArrayRows", "PairwiseTree", "Weights", "as_tensor", "chunk_slices"]
 
+LEAST_TARGET = 1e-140  # largest |y| below which squares of residuals vanish in float64, and with them the cost
 LEAF_ROWS = 4096  # 1 MB for 30 float64 columns: a leaf's Jacobian stays in a core's second-level cache
 
 

@@ -55,7 +55,8 @@ class QRLinearization:
         self.gradient = self._r.T @ self._z
         self.column_norms = (self._r**2).sum(0) ** 0.5
         self.residual_norm = float((triangle[:, n] ** 2).sum()) ** 0.5
-        self.finite = bool(np.isfinite(float(triangle.abs().sum())))
+        # Squares of entries beyond 1e154 overflow: what is not known by its norm is as good as not finite.
+        self.finite = bool(np.isfinite(float(triangle.abs().sum() + self.column_norms.sum())))
         self.condition_limit = 1 / (n * EPSILON)
 
     @classmethod
