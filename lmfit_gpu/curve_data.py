@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lmfit_gpu.arguments import SIZE_OF_SIGMA
+
 __all__ = ["CurveData", "as_numbers", "read_data"]
 
 SYMMETRIC_RTOL = 1e-8

@@ -282,12 +282,14 @@ def _check_weights(rows: ArrayRows, n_residuals: int, per_row: int, unordered: b
     if weights is None:
         return
     for name, given in (("sample_weight", weights.frequency), ("sigma", weights.sigma)):
-        if given is not None and (not per_row or unordered):
+        if given is None or (per_row and bool((given == given.flatten()[0]).all())):
+            continue
+        if not per_row or unordered:
             raise ValueError(
                 f"{name}: the residual callable returns {n_residuals} values that depend on all {len(given)} rows; "
                 "weight them inside it"
             )
-        if given is not None and given.ndim > 1 and given.numel() != n_residuals:
+        if given.ndim > 1 and given.numel() != n_residuals:
             raise ValueError(f"{name}: got shape {tuple(given.shape)} for {n_residuals} residuals")
 
 
