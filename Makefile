@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,8 +53,9 @@ build/libcuda.so.1: tests/libcuda_stub.c
 	@mkdir -p build
 	$(CC) -shared -fPIC -O1 -Wl,-soname,libcuda.so.1 -o $@ $<
 
+# Two processes of one thread each: half the time on two cores, and Legate reserves its share of memory in each.
 test: lint $(STUB)
-	env -u LEGATE_CONFIG $(BIN)/python -m pytest $(PYTEST_ARGS)
+	env -u LEGATE_CONFIG OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check
