@@ -97,7 +97,7 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
     """
     X = check_features(estimator, _unmasked(X, "X"), reset=True, finite=False)
     y = _checked_targets(estimator, _unmasked(y, "y"), len(X))
-    frequency = _checked_frequencies(sample_weight, len(X))
+    frequency = _checked_frequencies(_unmasked(sample_weight, "sample_weight"), len(X))
     kept = torch.ones(len(X), dtype=torch.bool)
     if frequency is not None:
         kept &= torch.nan_to_num(frequency, nan=1.0) > 0

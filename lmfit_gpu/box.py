@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Bounds", "checked", "inside", "rooms"]
+__all__ = ["Bounds", "checked", "inside", "nearly_on", "rooms"]
+
+NEARLY = 1e-8
 
 Bounds = tuple[torch.Tensor, torch.Tensor]
 
@@ -29,6 +31,19 @@ def rooms(theta: torch.Tensor, bounds: Bounds | None) -> tuple[torch.Tensor, tor
         return free, free
     lower, upper = bounds
     return (upper.to(theta) - theta).clamp(min=0), (theta - lower.to(theta)).clamp(min=0)
+
+
+def nearly_on(theta: torch.Tensor, bounds: Bounds | None) -> bool:
+    """Return whether a parameter is close to a bound (1e-8 of the box, or of the size of the bound) and not on it."""
+    if bounds is None:
+        return False
+    lower, upper = bounds
+    width = upper - lower
+    for room, bound in zip(rooms(theta, bounds), (upper, lower), strict=True):
+        size = torch.where(torch.isfinite(width), width, bound.abs().clamp(min=1.0))
+        if bool(((room > 0) & (room < NEARLY * size)).any()):
+            return True
+    return False
 
 
 def checked(bounds: Bounds | None, theta: torch.Tensor, names: Sequence[str]) -> Bounds | None:

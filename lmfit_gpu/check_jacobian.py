@@ -289,6 +289,8 @@ def _worst(problem: LeastSquaresProblem, given: torch.Tensor, ladder: Ladder, rt
         largest = float(size.max())
         tolerance = rtol * size + error + GIVEN_ROUNDING * epsilon * largest
         known = torch.isfinite(error)
+        if not bool(known.any()):
+            undecided.append(problem.names[j])
         off = torch.where(known, (given[j] - expected).abs(), torch.zeros_like(error)).nan_to_num(math.inf)
         telling = size > TELLING * largest
         lost = (error > DECIDED * torch.maximum(size, torch.as_tensor(TELLING * largest))) & (error > 0)

@@ -207,6 +207,8 @@ def resolve_constraints(  # noqa: PLR0913
         raise ValueError(f"bounds: {names[i]!r} is tied; only free parameters have bounds")
     for i in np.flatnonzero(is_tied & is_fixed):
         raise ValueError(f"fixed: {names[i]!r} is tied as well")
+    for i in np.flatnonzero(is_fixed & (not given_start)):
+        raise ValueError(f"fixed: {names[i]!r} keeps its start, but p0 gives none (equal bounds fix it with a value)")
     if not given_start:
         start = np.where(is_tied, start, between(lower, upper, start))
     for i in np.flatnonzero(~is_tied & ((start < lower) | (start > upper))):

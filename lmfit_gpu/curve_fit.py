@@ -204,6 +204,8 @@ def _bounds(bounds: Any) -> Any:
         limits = bounds
         if isinstance(bounds, str) or not hasattr(bounds, "__len__") or len(bounds) != 2:
             raise ValueError(f"bounds: got {bounds!r}; (lower, upper) is expected")
+    if any(np.size(limit) == 0 for limit in limits):
+        raise ValueError(f"bounds: got {bounds!r}; (lower, upper) of numbers is expected")
     try:
         finite = any(
             np.isfinite(np.asarray(limit, dtype=float)).any() for pair in limits for limit in np.atleast_1d(pair)

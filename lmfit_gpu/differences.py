@@ -155,7 +155,7 @@ class Differences:
             columns /= a - b
             if stencil.one_sided is not None:
                 some = stencil.one_sided[part]
-                columns[some] = three_point(values, first[some], second[some], a[some], b[some])
+                columns[some] = three_point(values, first[some], second[some], a[some], b[some]).to(columns)
             if bool(torch.isfinite(columns.sum())):
                 return
         # One side is outside the model's domain: differences of the other.

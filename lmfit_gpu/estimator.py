@@ -306,11 +306,16 @@ class LMRegressor(RegressorMixin, BaseEstimator):
 
     def _searched(self, engine: LevenbergMarquardt, problem: LeastSquaresProblem, theta: torch.Tensor) -> Result:
         """Return the fit from theta, or with ``p0="auto"`` from the best start that a search from theta finds."""
-        used = {}
+        used, search = {}, None
         if isinstance(self.p0, str):  # "auto"
             theta, search = find_start(problem, theta, engine, seed=seed_of(self.random_state))
             used = {"start": str(search)}
-        result = engine.minimize(problem, theta, callback=self.callback)
+        try:
+            result = engine.minimize(problem, theta, callback=self.callback)
+        except KeyboardInterrupt as interrupt:
+            if search is not None and not hasattr(interrupt, "result"):  # not linearised yet: the search has the end
+                interrupt.result = search.end  # type: ignore[attr-defined]
+            raise
         return replace(result, used=result.used | used)
 
     def _guarded(self, setup: Setup, data: Data, minimize: Callable[[], Result | None]) -> Result | None:
@@ -330,6 +335,11 @@ class LMRegressor(RegressorMixin, BaseEstimator):
     def _told(self, setup: Setup, data: Data, result: Result) -> Result:
         """Return the result of the engine as one of all parameters, with the options that it does not know."""
         used = {**result.used, "loss": self.loss if self.loss == "linear" else f"{self.loss}, f_scale {self.f_scale:g}"}
+        weights = data.weights
+        if weights is not None and weights.sigma is not None:
+            used["sigma"] = "absolute" if self.absolute_sigma else "relative"
+        if weights is not None and weights.frequency is not None:
+            used["sample_weight"] = f"frequencies, their sum {float(weights.frequency.sum()):g}"
         if data.n_left_out:
             used["rows left out"] = data.n_left_out
         result = replace(result, absolute_sigma=bool(self.absolute_sigma), used=used)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, vector_jacobian
+from lmfit_gpu.box import nearly_on
 from lmfit_gpu.differences import Differences, start_differences
 from lmfit_gpu.problem import Block, LeastSquaresProblem
 from lmfit_gpu.rows import PairwiseTree, leaf_slices
@@ -40,11 +41,14 @@ class Derivatives:
     route : Route, Differences or UserJacobian
     finer : Differences or None
         What to change to before a stop is believed.
+    is_renewed : bool
+        Whether the steps were searched at this point.
     """
 
     problem: LeastSquaresProblem
     route: Route | Differences | UserJacobian
     finer: Differences | None = None
+    is_renewed: bool = False
 
     @classmethod
     def choose(cls, problem: LeastSquaresProblem, jac: str | Callable[..., Any], theta: torch.Tensor) -> "Derivatives":
@@ -95,6 +99,16 @@ class Derivatives:
         """Return the finer derivatives that must confirm a stop, or None when these are the finest."""
         return None if self.finer is None else replace(self, route=self.finer, finer=None)
 
+    def renewed_at(self, theta: torch.Tensor) -> "Derivatives | None":
+        """Return differences with steps searched anew, next to a bound; None where that is not called for.
+
+        A model may jump on a bound (x**c at x = 0 and c = 0). The norms of a J seen from there make steps next to it so
+        short that they show nothing.
+        """
+        if self.is_renewed or not isinstance(self.route, Differences) or not nearly_on(theta, self.problem.bounds):
+            return None
+        return replace(self, route=start_differences(self.problem, theta, self.route.scheme), is_renewed=True)
+
     def relative_error(self, column_norms: torch.Tensor, value_norm: float) -> float:
         """Return the relative error of the columns of J; 0 stands for the rounding of the solver."""
         return self.route.relative_error(column_norms, value_norm) if isinstance(self.route, Differences) else 0.0
@@ -111,7 +125,7 @@ class Derivatives:
         bounds = self.problem.bounds
         finer = None if self.finer is None else self.finer.adapted(theta, *norms, bounds)
         route = self.route.adapted(theta, *norms, bounds) if isinstance(self.route, Differences) else self.route
-        return replace(self, route=route, finer=finer)
+        return replace(self, route=route, finer=finer, is_renewed=False)
 
 
 class Jacobian:

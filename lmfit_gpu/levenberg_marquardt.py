@@ -62,7 +62,7 @@ class State:
     derivatives: Derivatives
     jacobian: Jacobian
     lin: Linearization
-    scale: Scale
+    scale: Scale | None
     policy: Any
     rounding: float = np.inf  # of ‖r‖, at the start
     n_iter: int = 0
@@ -237,9 +237,11 @@ class LevenbergMarquardt:
 
     def _refined(self, problem: LeastSquaresProblem, state: State) -> State | None:
         """Return the state linearised again with finer derivatives, or None when there are none."""
-        derivatives = state.derivatives.refined()
+        derivatives = state.derivatives.refined() or state.derivatives.renewed_at(state.theta)
         if derivatives is None:
             return None
+        if derivatives.is_renewed:  # D remembers the norms that are not believed
+            state = replace(state, scale=None)
         finer = self._linearized(problem, state.theta, state.cost, derivatives, state)
         finer = replace(finer, policy=state.policy, n_iter=state.n_iter, record=state.record, refusal=state.refusal)
         return self._tested(problem, finer) if finer.lin.finite else None
@@ -381,7 +383,7 @@ def _far(state: State, tolerances: Tolerances) -> bool:
 
     A test that is not made costs at most one more trial.
     """
-    if state.lin.direct or state.record is None or not state.record.accepted:
+    if state.lin.direct or state.record is None or not state.record.accepted or not bool(state.lin.gradient.any()):
         return False
     gained = state.record.gain_ratio * state.record.predicted_reduction
     return gained > max(FAR, tolerances.ftol) * (state.cost + gained)

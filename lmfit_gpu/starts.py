@@ -22,7 +22,7 @@ doi:10.1007/BF02592070): the chance falls geometrically with the number of param
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,8 @@ class Search:
     given_cost, found_cost : float
         Costs on all rows at the end of the fits from the given start (inf where it cannot be fitted) and from the
         best candidate.
+    end : Result or None
+        Of the fit from the start that is used.
     """
 
     n_candidates: int
@@ -90,6 +92,7 @@ class Search:
     polished: tuple[float, ...]
     given_cost: float
     found_cost: float
+    end: Result | None = field(default=None, repr=False)
 
     @property
     def from_given(self) -> bool:
@@ -183,16 +186,16 @@ def _find(
     if from_given is not None:
         best.append(from_given)
         if from_given.status == Status.CONVERGED_RESIDUAL:  # exact: there is nothing lower
-            return given, Search(0, 0, 0, "none", (), (), given_cost, math.inf)
+            return given, Search(0, 0, 0, "none", (), (), given_cost, math.inf, from_given)
     some = _thinned(problem, options[0])
-    field = _Field.of(some, given, *options)
-    rounds = [field.fresh()]
-    ends = _polished(field, rounds[0], engine)
-    for k in range(1, 1 + (FURTHER_ROUNDS if len(field.guessed) > 1 else 0)):
+    candidates = _Field.of(some, given, *options)
+    rounds = [candidates.fresh()]
+    ends = _polished(candidates, rounds[0], engine)
+    for k in range(1, 1 + (FURTHER_ROUNDS if len(candidates.guessed) > 1 else 0)):
         if _agree(ends):
             break
-        rounds.append(field.redrawn([theta for theta, _ in ends[:PARENTS]], k))
-        ends = sorted([*ends, *_polished(field, rounds[-1], engine)], key=lambda end: end[1])
+        rounds.append(candidates.redrawn([theta for theta, _ in ends[:PARENTS]], k))
+        ends = sorted([*ends, *_polished(candidates, rounds[-1], engine)], key=lambda end: end[1])
     theta, found = given, None
     for start in _finalists(ends):
         result = _minimized(problem, start, engine)
@@ -208,13 +211,15 @@ def _find(
         sum(len(costs) for _, costs in rounds),
         sum(int(torch.isfinite(costs).sum()) for _, costs in rounds),
         some.rows.n_samples,
-        field.residuals.how,
-        tuple(problem.names[j] for j in field.linear),
+        candidates.residuals.how,
+        tuple(problem.names[j] for j in candidates.linear),
         tuple(cost for _, cost in ends),
         given_cost,
         math.inf if found is None else found.cost,
     )
-    return (given if search.from_given else theta), search
+    if search.from_given:
+        return given, replace(search, end=from_given)
+    return theta, replace(search, end=found)
 
 
 def _agree(ends: Sequence[tuple[torch.Tensor, float]]) -> bool:

@@ -6,7 +6,8 @@ rooms up and down:
 - 2-point: a is the first of h and −h that fits; in a box narrower than the step, the longer room. b goes the other
   way, as far as there is room, and is used only where f(θ + a) is not finite.
 - 3-point: central (a = −b = h) where both sides have room; else towards the longer room with a = h, b = 2a, which is of
-  second order as well. Steps shorten to fit.
+  second order as well. Steps shorten to fit. A central step that does not fit goes half way to the bound: a model may
+  jump on it (x**c at x = 0 and c = 0).
 
 .. math:: f' = \frac{f(θ+a) - f(θ+b)}{a - b} + O(h^2 f'''/6), \qquad
           f' = \frac{-3 f(θ) + 4 f(θ+h) - f(θ+2h)}{2h} + O(h^2 f'''/3)
@@ -65,6 +66,7 @@ def place(scheme: str, theta: torch.Tensor, steps: torch.Tensor, bounds: Bounds 
     wide, narrow = torch.maximum(up, down), torch.minimum(up, down)
     side = torch.where(up >= down, 1.0, -1.0).to(theta)
     short = torch.minimum(steps, wide / 2)
+    narrow = torch.where(narrow < steps, narrow / 2, narrow)
     one_sided = ONE_SIDED_ROUNDING * narrow < short
     half, whole = (inside(theta + factor * side * short, bounds) for factor in (1, 2))
     merged = one_sided & ((half == theta) | (half == whole))  # too narrow for two points: f(θ) is the other one

@@ -164,7 +164,9 @@ def test_the_users_jacobian_is_by_all_parameters_of_the_model(library, tie):
     np.testing.assert_allclose(est.stderr_, plain.stderr_, rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"fixed": "c"}, {"tied": {"c": lambda a: a / 5}}, {"bounds": (0, 9)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"fixed": "c"}, {"tied": {"c": lambda a: a / 5}}, {"bounds": (0, 9)}], ids=["fixed", "tied", "bounds"]
+)
 def test_a_jacobian_of_the_free_parameters_is_refused(options):
     """Its shape is taken for a sign that it is written in torch."""
     few = lambda x, a, b, c: np.stack([np.exp(-b * x), -a * x * np.exp(-b * x)], 1)  # noqa: E731

@@ -50,9 +50,17 @@ def test_two_points_go_where_there_is_room(down, up, a, b):
         (INF, 0.0, -H, -2 * H, True),
         (0.0, H, H / 2, H, True),
         (H, 0.0, -H / 2, -H, True),
-        (H / 2, INF, H / 2, -H / 2, False),  # a shorter central step rounds less than one side
+        (
+            0.8 * H,
+            INF,
+            0.4 * H,
+            -0.4 * H,
+            False,
+        ),  # a shorter central step rounds less than one side; half way to the bound
+        (H / 2, INF, H / 4, -H / 4, False),
+        (H / 2.1, INF, H, 2 * H, True),
         (H / 5, INF, H, 2 * H, True),
-        (H / 2, H / 3, H / 3, -H / 3, False),
+        (H / 2, H / 3, H / 6, -H / 6, False),
         (0.0, 0.0, 0.0, 0.0, False),
     ],
 )

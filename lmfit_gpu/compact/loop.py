@@ -91,6 +91,8 @@ class Loop:
             if len(self.trials) >= most:
                 raise UnusualError("too many trials")
             stop = self.trial()
+        if self.scheme == "user":  # right at the start, and here?
+            self.check_user(self.lin)
         return stop
 
     def start(self, theta: np.ndarray) -> None:

@@ -20,6 +20,7 @@ at a time when that stops helping. cg searches along its truncated steps, bent a
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from lmfit_gpu.linear.base import EPSILON, FullLinearization, Step, no_step, secular_step, shortened
@@ -175,7 +176,8 @@ class BoundedLinearization:
             face = reached
         self._face = self._reached(p)
         gain = -float(self._full @ p) - 0.5 * float(p @ self._inner.product(p))
-        return Step(p, gain, float(torch.linalg.vector_norm(self.scale * p)), damping, gain > 0, n_inner)
+        norm = float(torch.linalg.vector_norm(self.scale * p))
+        return Step(p, gain, norm, damping, bool(np.isfinite(gain)), n_inner)
 
     def _reached(self, p: torch.Tensor) -> torch.Tensor:
         """Return the face that p lies on."""
