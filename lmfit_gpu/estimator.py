@@ -334,7 +334,8 @@ class LMRegressor(RegressorMixin, BaseEstimator):
 
     def _told(self, setup: Setup, data: Data, result: Result) -> Result:
         """Return the result of the engine as one of all parameters, with the options that it does not know."""
-        used = {**result.used, "loss": self.loss if self.loss == "linear" else f"{self.loss}, f_scale {self.f_scale:g}"}
+        loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "callable")
+        used = {**result.used, "loss": loss if loss == "linear" else f"{loss}, f_scale {self.f_scale:g}"}
         weights = data.weights
         if weights is not None and weights.sigma is not None:
             used["sigma"] = "absolute" if self.absolute_sigma else "relative"
@@ -358,9 +359,8 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         if isinstance(setup.predictor, ModuleModel):
             setup.predictor.load(torch.from_numpy(self.theta_).to(setup.theta))
             self.module_ = setup.predictor.module
-        no_rows = replace(
-            setup.rows, X=setup.rows.X[:0].clone(), y=None, weights=None
-        )  # an estimator does not keep its data
+        # An estimator does not keep its data.
+        no_rows = replace(setup.rows, X=setup.rows.X[:0].clone(), y=None, weights=None)
         self._setup = replace(setup, rows=no_rows)
 
     def _warn(self, result: Result) -> None:
