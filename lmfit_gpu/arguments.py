@@ -21,7 +21,7 @@ __all__ = ["check_data", "check_features", "check_options"]
 
 X_FORMATS = ("auto", "columns", "1d")
 NAN_POLICIES = ("raise", "omit")
-SIZE_OF_SIGMA = 1e100
+SIZE_OF_SIGMA = SIZE_OF_WEIGHTS = 1e100
 SHOWN = 5  # offending rows and columns that a message lists
 
 
@@ -213,7 +213,7 @@ def _check_size(y: Any) -> None:
     tensor = as_tensor(y)
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    largest = float(torch.nan_to_num(tensor, nan=0.0).abs().max())
+    largest = float(torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0).abs().max())
     if 0 < largest < LEAST_TARGET:
         raise ValueError(f"y: its largest value is {largest:.3g}, squares of which vanish in float64: rescale the data")
 
@@ -242,6 +242,10 @@ def _checked_frequencies(sample_weight: Any, n_rows: int) -> torch.Tensor | None
         raise ValueError(f"sample_weight: got {float(weights[row]):g} in row {row}; frequencies >= 0 are expected")
     if not bool((weights != 0).any()):
         raise ValueError("sample_weight: all are 0; no row is left")
+    counted = weights[torch.isfinite(weights) & (weights > 0)]
+    if counted.numel() and not (float(counted.min()) > 1 / SIZE_OF_WEIGHTS and float(counted.max()) < SIZE_OF_WEIGHTS):
+        extremes = f"{float(counted.min()):g} to {float(counted.max()):g}"
+        raise ValueError(f"sample_weight: got {extremes}; frequencies are expected, and 0 for rows that are not there")
     return weights
 
 

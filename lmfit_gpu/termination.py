@@ -43,6 +43,7 @@ TRUSTED_ERROR = 1e-3  # relative error of the undamped step, ε κ, that a stop 
 # errors, or half the digits.
 AT_ROUNDING = {torch.float64: (1e-9, 1e-8), torch.float32: (1e-7, 1e-3)}
 USUAL, STOP_AT_ROUNDING = AUTO[torch.float64], AT_ROUNDING[torch.float64]
+TINY = 1e-300
 HOPELESS = 1e-4  # of the rounding of the cost: the bound on it is a worst case
 EXACT_FIT = 4.0  # ‖r‖ within this many roundings of the data is zero
 
@@ -182,7 +183,8 @@ def trusted(lin: Linearization, theta: torch.Tensor) -> bool:
 
 def relative_gain(lin: Linearization, undamped: Step, cost: float | None = None) -> float:
     """Return the predicted reduction of the undamped step over the cost."""
-    return undamped.predicted_reduction / (0.5 * lin.residual_norm**2 if cost is None else cost)
+    cost = 0.5 * lin.residual_norm**2 if cost is None else cost
+    return undamped.predicted_reduction / max(cost, TINY)
 
 
 def relative_step(undamped: Step, theta: torch.Tensor) -> float:

@@ -271,7 +271,8 @@ def test_errors_and_weights_of_every_kind(sigma: Any, sample_weight: Any, policy
             assert number.size in (1, 12)
             assert not np.any(number < 0)
             assert policy == "omit" or np.isfinite(number).all()
-            assert name == "sample_weight" or not np.any(number == 0)
+            there = np.ones(12) if sample_weight is None else as_floats(sample_weight) * np.ones(12)
+            assert name == "sample_weight" or not np.any((number == 0) & (there != 0))
         assert not (absolute and sigma is None)
 
 

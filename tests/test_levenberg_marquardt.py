@@ -311,7 +311,7 @@ def test_a_callback_that_returns_nothing_does_not_stop(rng):
 
 
 @every_model
-@pytest.mark.parametrize("calls", [40, 60])
+@pytest.mark.parametrize("calls", [55, 70])
 def test_an_interrupt_keeps_the_best_point(kind, calls, rng):
     function, count = MODELS[kind][1], [0]
 
