@@ -68,7 +68,7 @@ format: $(VENV)/installed-test
 
 # The files there are called bench_*.py, so a plain pytest run passes them by.
 bench: $(VENV)/installed-test $(STUB)
-	env -u LEGATE_CONFIG $(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -o norecursedirs= $(PYTEST_ARGS)
+	env -u LEGATE_CONFIG $(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -o norecursedirs='.*' $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks
