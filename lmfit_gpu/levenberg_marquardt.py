@@ -338,7 +338,7 @@ class LevenbergMarquardt:
         covariance, rank, undetermined = _covariance(problem, state)
         roles = on_bounds(problem, state.theta)
         bound = [f"{problem.names[j]} ({role})" for j, role in roles.items()]
-        used = {
+        used: dict[str, Any] = {
             "jac": state.derivatives.name,
             "solver": self._solver(problem),
             "backend": self._backend(problem).name,
@@ -347,6 +347,8 @@ class LevenbergMarquardt:
             "chunk_rows": None if problem.coupled else problem.chunk_rows,
             "rows": "coupled: evaluated all together" if problem.coupled else "independent",
         }
+        if state.jacobian.n_repaired:
+            used["not finite"] = f"{state.jacobian.n_repaired} derivatives at the end, taken by differences"
         return Result(
             theta=state.theta.detach().double().cpu().numpy().copy(),
             names=problem.names,

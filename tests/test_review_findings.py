@@ -139,3 +139,14 @@ def test_the_report_says_what_took_part():
     text = fit.report()
     assert "absolute" in text
     assert "80" in text
+
+
+def test_derivatives_that_are_not_finite_are_reported():
+    """By the chain rule the derivative of exp(c log x) by c is 0·(−inf) at x = 0."""
+
+    def power(x, a, c):
+        return a * torch.exp(c * torch.log(x))
+
+    fit = LMRegressor(power, p0=[1.0, 0.7]).fit(X, 2 * x**0.5)
+    assert fit.theta_ == pytest.approx([2, 0.5], rel=1e-7)
+    assert fit.result_.used["not finite"].startswith("1 derivatives at the end")
