@@ -16,6 +16,7 @@ import cases_numerical
 import numpy as np
 import pandas as pd
 import pytest
+from case_fits import standard_errors
 from cases import Case, compare
 from cases_interface import K1, K3, L3, S1, S2, S5, T1, T7
 from cases_numerical import (
@@ -82,15 +83,6 @@ def fit_or_admit_failure(case: Case, form: str, **options: Any) -> LMRegressor:
     if not estimator.result_.success:
         assert any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
     return estimator
-
-
-def standard_errors(covariance: np.ndarray) -> np.ndarray:
-    """Return the square roots of the diagonal of a finite, symmetric covariance without negative variances."""
-    assert np.all(np.isfinite(covariance))
-    spread = np.sqrt(np.abs(np.outer(covariance.diagonal(), covariance.diagonal())))
-    assert np.all(np.abs(covariance - covariance.T) <= 1e-12 * spread)
-    assert np.all(covariance.diagonal() >= 0)
-    return np.sqrt(covariance.diagonal())
 
 
 def largest_cosine(jacobian: np.ndarray, residual: np.ndarray) -> float:
