@@ -1,6 +1,5 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
-import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,18 +12,13 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from lmfit_gpu.arguments import check_data, check_features, check_options
-from lmfit_gpu.attempt import attempt
-from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.exceptions import CovarianceWarning
-from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
-from lmfit_gpu.losses import resolve_loss
+from lmfit_gpu.fitting import run
 from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
-from lmfit_gpu.preparation import Data, Setup, prepare
-from lmfit_gpu.problem import LeastSquaresProblem
-from lmfit_gpu.result import Result, of_all_parameters, scaled_covariance
-from lmfit_gpu.rows import as_tensor, chunk_slices
-from lmfit_gpu.starts import find_start, seed_of
+from lmfit_gpu.prediction import predicted
+from lmfit_gpu.preparation import Setup
+from lmfit_gpu.result import Result, scaled_covariance
 
 __all__ = ["LMRegressor"]
 
@@ -156,8 +150,13 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         xtol: float | str = "auto",
         gtol: float | str = "auto",
         max_iter: int = 1000,
+        hidden_layer_sizes: Any = None,
+        alpha: float = 0.0,
+        early_stopping: Any = None,
         random_state: Any = None,
+        warm_start: bool = False,
         callback: Callable[..., Any] | None = None,
+        verbose: int = 0,
     ) -> None:
         self.model = model
         self.residual = residual
@@ -182,8 +181,13 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self.xtol = xtol
         self.gtol = gtol
         self.max_iter = max_iter
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.alpha = alpha
+        self.early_stopping = early_stopping
         self.random_state = random_state
+        self.warm_start = warm_start
         self.callback = callback
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, sigma: Any = None) -> "LMRegressor":
         """Fit the parameters to data.
@@ -219,34 +223,9 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         """
         check_options(self)
         data = check_data(self, X, y, sample_weight, sigma)
-        tiny = attempt(self, data)
-        result = None if tiny is None else self._guarded(tiny.setup, data, tiny.minimize)
-        if tiny is not None and result is not None:
-            return self
-        engine = LevenbergMarquardt(
-            jac=self.jac,
-            solver=self.solver,
-            backend=self.backend,
-            damping=damping_policy(self.damping),
-            tolerances=(self.ftol, self.xtol, self.gtol),
-            max_iter=self.max_iter,
-        )
-        setup = prepare(self, data)
-        problem = LeastSquaresProblem(
-            setup.model,
-            setup.rows,
-            setup.theta,
-            devices=setup.devices,
-            chunk_rows=self.chunk_rows,
-            bounds=setup.bounds,
-            loss=resolve_loss(self.loss, self.f_scale),
-        )
-        if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
-            raise ValueError(
-                f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
-                "not their sum or mean (squares are taken here)"
-            )
-        self._guarded(setup, data, functools.partial(self._searched, engine, problem, setup.theta))
+        setup, result = run(self, data, self._keep)
+        self._keep(setup, result)
+        self._warn(result)
         return self
 
     @available_if(_can_predict)
@@ -264,20 +243,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         """
         check_is_fitted(self, "result_")
         X = check_features(self, X, reset=False)
-        rows = replace(self._setup.rows, X=as_tensor(X), y=None)
-        constraints = self._setup.constraints
-        n_model = len(self.theta_) if constraints is None else constraints.n_model
-        theta = torch.from_numpy(self.theta_[:n_model]).to(self._setup.theta)
-        chunk: Any = self.result_.used["chunk_rows"]
-        predictor: Any = self._setup.predictor
-        whole = chunk is None or self._setup.predicts_whole
-        with torch.no_grad():
-            parts = [
-                _shaped(predictor(theta, x, None), len(x), self._setup.y_shape)
-                for part in chunk_slices(rows.n_samples, max(rows.n_samples, 1) if whole else chunk)
-                for x, _ in [rows.read(part, theta.device, theta.dtype)]
-            ]
-        prediction = torch.cat(parts)
+        prediction = predicted(self._setup, self.theta_, X, self.result_.used["chunk_rows"])
         return prediction if isinstance(X, torch.Tensor) else prediction.cpu().numpy()
 
     @available_if(_can_predict)
@@ -304,48 +270,6 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "result_")
         return self.result_.report()
 
-    def _searched(self, engine: LevenbergMarquardt, problem: LeastSquaresProblem, theta: torch.Tensor) -> Result:
-        """Return the fit from theta, or with ``p0="auto"`` from the best start that a search from theta finds."""
-        used, search = {}, None
-        if isinstance(self.p0, str):  # "auto"
-            theta, search = find_start(problem, theta, engine, seed=seed_of(self.random_state))
-            used = {"start": str(search)}
-        try:
-            result = engine.minimize(problem, theta, callback=self.callback)
-        except KeyboardInterrupt as interrupt:
-            if search is not None and not hasattr(interrupt, "result"):  # not linearised yet: the search has the end
-                interrupt.result = search.end  # type: ignore[attr-defined]
-            raise
-        return replace(result, used=result.used | used)
-
-    def _guarded(self, setup: Setup, data: Data, minimize: Callable[[], Result | None]) -> Result | None:
-        """Keep what `minimize` returns, or the best point when it is interrupted; return it."""
-        try:
-            result = minimize()
-        except BaseException as interrupt:
-            if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model
-                self._keep(setup, self._told(setup, data, interrupt.result))
-            raise
-        if result is not None:
-            result = self._told(setup, data, result)
-            self._keep(setup, result)
-            self._warn(result)
-        return result
-
-    def _told(self, setup: Setup, data: Data, result: Result) -> Result:
-        """Return the result of the engine as one of all parameters, with the options that it does not know."""
-        loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "callable")
-        used = {**result.used, "loss": loss if loss == "linear" else f"{loss}, f_scale {self.f_scale:g}"}
-        weights = data.weights
-        if weights is not None and weights.sigma is not None:
-            used["sigma"] = "absolute" if self.absolute_sigma else "relative"
-        if weights is not None and weights.frequency is not None:
-            used["sample_weight"] = f"frequencies, their sum {float(weights.frequency.sum()):g}"
-        if data.n_left_out:
-            used["rows left out"] = data.n_left_out
-        result = replace(result, absolute_sigma=bool(self.absolute_sigma), used=used)
-        return result if setup.constraints is None else of_all_parameters(result, setup.constraints)
-
     def _keep(self, setup: Setup, result: Result) -> None:
         """Set all fitted attributes: the only place that does."""
         self.result_ = result
@@ -369,16 +293,3 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         missing = not_estimated(result)
         if missing:
             warnings.warn(missing, CovarianceWarning, stacklevel=4)
-
-
-def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:
-    """Return predictions of n_rows rows in float64 and in y's shape."""
-    shape = (n_rows, *y_shape)
-    values = values.double()
-    if values.ndim == 0:
-        return values.expand(shape)
-    if y_shape == () and values.numel() != n_rows:  # fitted by residuals alone: the model's own shape
-        return values
-    if tuple(values.shape) not in (shape, (n_rows,), (n_rows, 1)):
-        raise ValueError(f"model: returned shape {tuple(values.shape)} for {n_rows} rows; {shape} is expected")
-    return values.reshape(shape)

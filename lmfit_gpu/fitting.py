@@ -1,0 +1,116 @@
+"""One fit: from checked options and rows to a result that speaks of all parameters and options."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from lmfit_gpu.attempt import attempt
+from lmfit_gpu.damping import damping_policy
+from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
+from lmfit_gpu.losses import resolve_loss
+from lmfit_gpu.preparation import Data, Setup, prepare
+from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.result import Result, of_all_parameters
+from lmfit_gpu.starts import find_start, seed_of
+
+__all__ = ["run"]
+
+
+def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tuple[Setup, Result]:
+    """Fit.
+
+    Parameters
+    ----------
+    options : LMRegressor
+        Checked.
+    data : Data
+        Checked.
+    keep : callable (setup, result)
+        Called with the best point when the fit is interrupted, or the model fails, before that error goes on.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an option does not fit the data, or the model cannot be evaluated at the start.
+    KeyboardInterrupt, or what the model raised while it was linearised
+    """
+    tiny = attempt(options, data)
+    if tiny is not None:
+        result = _guarded(options, data, tiny.setup, tiny.minimize, keep)
+        if result is not None:
+            return tiny.setup, result
+    engine = LevenbergMarquardt(
+        jac=options.jac,
+        solver=options.solver,
+        backend=options.backend,
+        damping=damping_policy(options.damping),
+        tolerances=(options.ftol, options.xtol, options.gtol),
+        max_iter=options.max_iter,
+    )
+    setup = prepare(options, data)
+    problem = LeastSquaresProblem(
+        setup.model,
+        setup.rows,
+        setup.theta,
+        devices=setup.devices,
+        chunk_rows=options.chunk_rows,
+        bounds=setup.bounds,
+        loss=resolve_loss(options.loss, options.f_scale),
+    )
+    if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
+        raise ValueError(
+            f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
+            "not their sum or mean (squares are taken here)"
+        )
+    minimize = functools.partial(_searched, options, engine, problem, setup.theta)
+    return setup, cast(Result, _guarded(options, data, setup, minimize, keep))
+
+
+def _searched(options: Any, engine: LevenbergMarquardt, problem: LeastSquaresProblem, theta: torch.Tensor) -> Result:
+    """Return the fit from theta, or with ``p0="auto"`` from the best start that a search from theta finds."""
+    used, search = {}, None
+    if isinstance(options.p0, str):  # "auto"
+        theta, search = find_start(problem, theta, engine, seed=seed_of(options.random_state))
+        used = {"start": str(search)}
+    try:
+        result = engine.minimize(problem, theta, callback=options.callback)
+    except KeyboardInterrupt as interrupt:
+        if search is not None and not hasattr(interrupt, "result"):  # not linearised yet: the search has the end
+            interrupt.result = search.end  # type: ignore[attr-defined]
+        raise
+    return replace(result, used=result.used | used)
+
+
+def _guarded(
+    options: Any,
+    data: Data,
+    setup: Setup,
+    minimize: Callable[[], Result | None],
+    keep: Callable[[Setup, Result], None],
+) -> Result | None:
+    """Return what `minimize` returns, told in full; keep the best point when it is interrupted."""
+    try:
+        result = minimize()
+    except BaseException as interrupt:
+        if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model
+            keep(setup, _told(options, data, setup, interrupt.result))
+        raise
+    return None if result is None else _told(options, data, setup, result)
+
+
+def _told(options: Any, data: Data, setup: Setup, result: Result) -> Result:
+    """Return the result of the engine as one of all parameters, with the options that it does not know."""
+    loss = options.loss if isinstance(options.loss, str) else getattr(options.loss, "__name__", "callable")
+    used = {**result.used, "loss": loss if loss == "linear" else f"{loss}, f_scale {options.f_scale:g}"}
+    weights = data.weights
+    if weights is not None and weights.sigma is not None:
+        used["sigma"] = "absolute" if options.absolute_sigma else "relative"
+    if weights is not None and weights.frequency is not None:
+        used["sample_weight"] = f"frequencies, their sum {float(weights.frequency.sum()):g}"
+    if data.n_left_out:
+        used["rows left out"] = data.n_left_out
+    result = replace(result, absolute_sigma=bool(options.absolute_sigma), used=used)
+    return result if setup.constraints is None else of_all_parameters(result, setup.constraints)
