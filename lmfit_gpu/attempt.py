@@ -41,7 +41,7 @@ USUAL = {  # options with the values that the short path knows
     "early_stopping": (None, False),
     "verbose": (0, False),
 }
-COMPARABLE = (str, torch.device, type(None), tuple)  # without asking an array what it equals
+COMPARABLE = (str, int, torch.device, type(None), tuple)  # without asking an array what it equals
 USUAL_LIMITS = Limits()
 NAMES = tuple(f"p{j}" for j in range(MOST_PARAMS))
 REAL = "fiub"  # kinds of dtype that are real numbers
