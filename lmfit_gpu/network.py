@@ -10,8 +10,8 @@ of all of y, changes nothing but the units of the answer. (Of several outputs, t
 a sum of squares, as ever: standardise y, or give sigma.)
 
 Weights start as Nguyen and Widrow proposed: every unit of a layer bends somewhere in the range of its inputs, and the
-bends are spread over it (Nguyen and Widrow, "Improving the learning speed of 2-layer neural networks by choosing initial
-values of the adaptive weights", IJCNN 1990, vol. 3, 21-26, doi:10.1109/IJCNN.1990.137819).
+bends are spread over it (Nguyen and Widrow, "Improving the learning speed of 2-layer neural networks by choosing
+initial values of the adaptive weights", IJCNN 1990, vol. 3, 21-26, doi:10.1109/IJCNN.1990.137819).
 """
 
 from collections.abc import Sequence
