@@ -376,6 +376,9 @@ def test_only_a_fitted_estimator_is_saved(tmp_path):
         est.save(tmp_path / "est")
     with pytest.raises(ValueError, match=r"^save: model was changed since the fit"):
         est.set_params(model=net()).save(tmp_path / "est")
+    est = FITTED["constraints"]().fit(X, Y).set_params(tied={"b": other_tie})
+    with pytest.raises(ValueError, match=r"^save: tied was changed since the fit"):
+        est.save(tmp_path / "est")
     est = LMRegressor(decay, p0=[1.0, 1.0]).fit(X, Y)
     est.note = object()
     with pytest.raises(ValueError, match=r"^save: the attribute note is no data"):
@@ -443,6 +446,59 @@ def test_another_version_of_the_format(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"version '2' of the format; this lmfit_gpu reads '1'"):
         LMRegressor.load(tmp_path / "est")
+
+
+UNKNOWN = {
+    "option": (lambda d, t: d["options"].update(colour=1), "option 'colour'"),
+    "result": (lambda d, t: d["result"].update(colour=1), "entry of the result 'colour'"),
+    "status": (lambda d, t: d["result"]["stop"].update(status="TIRED"), "status 'TIRED'"),
+    "history": (lambda d, t: t.update({"history.colour": torch.zeros(1)}), "column of the history 'colour'"),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_a_file_of_a_newer_package_says_what_is_not_known(what, tmp_path):
+    add, message = UNKNOWN[what]
+    saved("network", tmp_path / "est")
+    document, tensors = container.read_file(tmp_path / "est")
+    document["library"] = "99.0"
+    add(document, tensors)
+    container.write_file(tmp_path / "est", document, tensors)
+    with pytest.raises(ValueError, match=rf"the file is of lmfit_gpu 99\.0; this one does not know the {message}"):
+        LMRegressor.load(tmp_path / "est")
+
+
+def test_a_file_of_an_older_package_takes_the_defaults_of_new_options(tmp_path):
+    saved("network", tmp_path / "est")
+    document, tensors = container.read_file(tmp_path / "est")
+    del document["options"]["verbose"]
+    container.write_file(tmp_path / "est", document, tensors)
+    assert LMRegressor.load(tmp_path / "est").verbose == LMRegressor().verbose
+
+
+def test_whole_numbers_as_features_are_probed_in_between(tmp_path):
+    """1**a is 1 for every a: rows of ones would not tell one model from another."""
+    est = LMRegressor(lambda x, a: x**a, p0=[1.5]).fit(np.arange(1, 9)[:, None], np.arange(1.0, 9.0) ** 2)
+    est.save(tmp_path / "est")
+    with pytest.raises(ValueError, match="predicts otherwise"):
+        LMRegressor.load(tmp_path / "est", lambda x, a: x ** (a + 1))
+
+
+def test_tokens_of_an_embedding(tmp_path):
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(5, 1, dtype=torch.float64)
+
+        def forward(self, X):
+            return self.table(X).sum((1, 2))
+
+    tokens = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [0, 2]])
+    est = fit(LMRegressor(Words()), tokens, tokens.sum(1).double())
+    est.save(tmp_path / "est")
+    other = LMRegressor.load(tmp_path / "est", Words)
+    assert torch.equal(other.predict(tokens), est.predict(tokens))
+    assert "probe" in container.read_file(tmp_path / "est")[1]
 
 
 def test_another_class(tmp_path):
@@ -523,7 +579,7 @@ VALUES = {
     "tensors": [torch.arange(3), torch.tensor(1.5), torch.ones(2, dtype=torch.bfloat16)],
     "complex tensors": [torch.full((2,), 1 + 2j, dtype=torch.complex128), torch.tensor(1j).conj()],
     "devices": [torch.device("cuda", 1), torch.device("cpu")],
-    "dtypes": [torch.float32, np.float32, np.dtype("float64")],
+    "dtypes": [torch.float32, torch.float64, np.float32, np.dtype("float64")],
     "policies": [TrustRegion(grow=2.0), NielsenDamping(), MarquardtDamping(attempts=10), EarlyStopping(patience=3)],
     "scaling": TrustRegion(scaling=np.array([1.0, 2.0])),
 }  # fmt: skip

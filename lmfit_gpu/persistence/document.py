@@ -18,6 +18,7 @@ probe          predictions of four made-up rows: a model that is given again mus
 import dataclasses
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -32,10 +33,11 @@ from lmfit_gpu.persistence.encoding import NotDataError, Tensors, encoded
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup, is_module
 from lmfit_gpu.result import IterationRecord, Result
+from lmfit_gpu.rows import ArrayRows
 
-__all__ = ["MODULE", "PROBE_ROWS", "document_of", "function_option", "probe_rows", "probed"]
+__all__ = ["HISTORY", "MODULE", "PROBE_ROWS", "document_of", "function_option", "probe_rows", "probed"]
 
-MODULE = "module."
+MODULE, HISTORY = "module.", "history."  # beginnings of names of tensors
 PROBE_ROWS = 4
 FROM_RESULT = {  # attributes that follow from result and setup
     *("result_", "theta_", "covariance_", "stderr_", "rank_", "n_iter_", "solver_", "backend_", "devices_"),
@@ -80,13 +82,12 @@ def _same(first: torch.Tensor, second: torch.Tensor | None) -> bool:
     return second is not None and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
 
 
-def probe_rows(X: torch.Tensor) -> torch.Tensor:
-    """Return rows like those of X, shape (PROBE_ROWS, ...): ascending from 0.5 to 1.5, or ones where X is whole."""
-    shape = (PROBE_ROWS, *X.shape[1:])
-    if not X.is_floating_point():
-        return torch.ones(shape, dtype=X.dtype)
-    size = int(np.prod(shape))
-    return torch.linspace(0.5, 1.5, size, dtype=torch.float64).reshape(shape).to(X.dtype)
+def probe_rows(rows: ArrayRows) -> torch.Tensor:
+    """Return rows like those of a fit, shape (PROBE_ROWS, ...): ascending from 0.5 to 1.5; of tokens, ones."""
+    shape = (PROBE_ROWS, *rows.X.shape[1:])
+    if not rows.cast_features:
+        return torch.ones(shape, dtype=rows.X.dtype)
+    return torch.linspace(0.5, 1.5, math.prod(shape), dtype=torch.float64).reshape(shape)
 
 
 def probed(setup: Setup, theta: np.ndarray) -> torch.Tensor | None:
@@ -94,7 +95,7 @@ def probed(setup: Setup, theta: np.ndarray) -> torch.Tensor | None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            return predicted(setup, theta, probe_rows(setup.rows.X), None).cpu()
+            return predicted(setup, theta, probe_rows(setup.rows), None).cpu()
         except CALL_ERRORS:
             return None
 
@@ -184,6 +185,10 @@ def _check_unchanged(estimator: Any, setup: Setup) -> None:
             given = getattr(estimator, name)
             if function is not given and function != given:
                 raise ValueError(f"save: {name} was changed since the fit; fit again")
+    constraints = setup.constraints
+    ties = {} if constraints is None else {constraints.names[tie.index]: tie.function for tie in constraints.ties}
+    if ties and ties != estimator.tied:
+        raise ValueError("save: tied was changed since the fit; fit again")
     if isinstance(setup.predictor, ModuleModel) != is_module(estimator):
         raise ValueError("save: model was changed since the fit; fit again")
 
@@ -274,9 +279,9 @@ def _history(result: Result, tensors: Tensors) -> dict[str, Any]:
     for field in dataclasses.fields(IterationRecord):
         column = [getattr(record, field.name) for record in result.history]
         if field.type in (int, float, bool):
-            tensors[f"history.{field.name}"] = torch.tensor(column, dtype=NUMBERS[field.type])
+            tensors[HISTORY + field.name] = torch.tensor(column, dtype=NUMBERS[field.type])
         else:
-            words[field.name] = encoded(column, tensors, f"history.{field.name}")
+            words[field.name] = encoded(column, tensors, HISTORY + field.name)
     return {"n": len(result.history), "words": words}
 
 

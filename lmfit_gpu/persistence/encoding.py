@@ -36,6 +36,7 @@ __all__ = ["NotDataError", "decoded", "encoded"]
 
 KINDS: tuple[Any, ...] = (TrustRegion, NielsenDamping, MarquardtDamping, EarlyStopping)
 OBJECTS = {kind.__name__: kind for kind in KINDS}
+DTYPES = {"float64": torch.float64, "float32": torch.float32}  # that ``dtype`` may be
 NUMBERS = "fiub"  # kinds of NumPy dtype that torch has too
 Tensors = dict[str, torch.Tensor]
 
@@ -94,7 +95,7 @@ def _array(value: np.ndarray, tensors: Tensors, name: str) -> Any:
 def _object(value: Any, tensors: Tensors, name: str) -> Any:
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if isinstance(value, torch.dtype):
+    if isinstance(value, torch.dtype) and value in DTYPES.values():
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.number)):
         return {"numpy": np.dtype(value).name, "class": isinstance(value, type)}
@@ -133,6 +134,6 @@ def _made(tag: str, content: Any) -> Any:
     if tag == "Bounds":
         return Bounds(*content)
     if tag == "dtype":
-        return getattr(torch, content)
+        return DTYPES[content]
     simple = {"float": float, "tuple": tuple, "set": set, "dict": dict, "device": torch.device}
     return simple[tag](content)

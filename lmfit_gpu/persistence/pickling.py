@@ -59,7 +59,7 @@ class _Plain(pickle.Pickler):
         return OWNER if obj is self.owner else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor) and obj.device != CPU:
+        if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
             raise _NotPlainError("a tensor on another device")
         if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == "__main__":
             raise _NotPlainError("only this process knows it")
@@ -78,7 +78,7 @@ class _ByValue(cloudpickle.Pickler):
         return OWNER if obj is self.owner else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor) and obj.device != CPU:
+        if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
             return _on_cpu(obj).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         reduced = super().reducer_override(obj)
         if reduced is not NotImplemented and isinstance(obj, (types.FunctionType, type)):
@@ -178,7 +178,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of an estimator that predicts on the CPU; the option ``devices`` is kept."""
     devices = state.get("devices_", ())
-    if all(device == CPU for device in devices):
+    if all(device.type == "cpu" for device in devices):
         return dict(state)
     return {**state, "devices_": (CPU,), "_setup": replace(state["_setup"], devices=(CPU,))}
 

@@ -14,7 +14,7 @@ from lmfit_gpu.models import CALL_ERRORS, Model, ModuleModel, NumpyFunction, Res
 from lmfit_gpu.network import default_network
 from lmfit_gpu.parameters import call_signature
 from lmfit_gpu.penalty import Penalty
-from lmfit_gpu.persistence.document import MODULE, function_option, probed
+from lmfit_gpu.persistence.document import HISTORY, MODULE, function_option, probed
 from lmfit_gpu.persistence.encoding import Tensors, decoded
 from lmfit_gpu.preparation import CPU, Setup
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
@@ -46,6 +46,7 @@ def restored(cls: type, document: Mapping[str, Any], tensors: Tensors, given: Ma
     """
     if document["class"] != cls.__qualname__:
         raise ValueError(f"load: the file is of {document['class']}; use {document['class']}.load, not {cls.__name__}")
+    _check_known(cls, document, tensors)
     options = _options(document["options"], tensors, given)
     estimator: Any = cls(**options)
     setup, names = _setup(document, tensors, options)
@@ -63,6 +64,29 @@ def restored(cls: type, document: Mapping[str, Any], tensors: Tensors, given: Ma
                 getattr(routing, method).add_request(param=parameter, alias=alias)
         estimator._metadata_request = routing
     return estimator
+
+
+def _check_known(cls: Any, document: Mapping[str, Any], tensors: Tensors) -> None:
+    """Refuse a file with more in it than this version of the package knows."""
+    result = document["result"]
+    columns = [*result["history"]["words"], *(n.removeprefix(HISTORY) for n in tensors if n.startswith(HISTORY))]
+    for what, names, known in (
+        ("option", document["options"], cls._get_param_names()),
+        ("entry of the result", result, _fields(Result)),
+        ("entry of a stop", result["stop"], _fields(Stop)),
+        ("status", [result["stop"]["status"]], Status.__members__),
+        ("column of the history", columns, _fields(IterationRecord)),
+    ):
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            raise ValueError(
+                f"load: the file is of lmfit_gpu {document['library']}; this one does not know the {what} "
+                f"{_some(unknown)}"
+            )
+
+
+def _fields(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 def _options(saved: Mapping[str, Any], tensors: Tensors, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,9 +258,7 @@ def _result(saved: Mapping[str, Any], tensors: Tensors, names: tuple[str, ...]) 
 
 def _history(saved: Mapping[str, Any], tensors: Tensors) -> list[IterationRecord]:
     columns = {name: decoded(column, tensors) for name, column in saved["words"].items()}
-    for field in dataclasses.fields(IterationRecord):
-        if f"history.{field.name}" in tensors:
-            columns[field.name] = tensors[f"history.{field.name}"].tolist()
+    columns |= {n.removeprefix(HISTORY): t.tolist() for n, t in tensors.items() if n.startswith(HISTORY)}
     return [IterationRecord(**{name: column[i] for name, column in columns.items()}) for i in range(saved["n"])]
 
 
