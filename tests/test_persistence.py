@@ -162,6 +162,17 @@ def test_the_state_of_a_module_keeps_its_dtypes(tmp_path):
     assert float(state["offset"]) == 1.25
 
 
+def test_a_state_in_float64_is_not_rounded_by_a_fresh_module_in_float32(tmp_path):
+    est = fit(LMRegressor(learned().double(), max_iter=3))
+    with torch.no_grad():
+        est.module_.offset.fill_(1 / 3)
+        est.module_.norm.bias.fill_(0.1)  # frozen
+    est.save(tmp_path / "est")
+    module = LMRegressor.load(tmp_path / "est", Scaled()).module_
+    assert float(module.offset) == 1 / 3
+    assert float(module.norm.bias[0].detach()) == 0.1
+
+
 def test_the_module_that_is_given_is_not_changed(tmp_path):
     path = tmp_path / "est"
     saved("buffers", path)

@@ -295,6 +295,24 @@ def test_copies_and_pickles_of_an_estimator_that_refers_to_itself():
             assert other.callback.est is other
 
 
+class Holder:
+    def __init__(self, est):
+        self.est = est
+
+    def __call__(self, record):
+        return False
+
+
+def test_a_state_that_pickle_can_store_is_left_as_it_is():
+    """So subclasses can read it, and estimators that share a module still share it after one pickle."""
+    est = LMRegressor(decay, p0=P0)
+    est.callback = Holder(est)
+    assert est.__getstate__()["model"] is decay
+    module = net()
+    first, second = pickle.loads(pickle.dumps((LMRegressor(module), LMRegressor(module))))
+    assert first.model is second.model
+
+
 def test_equal_estimators_have_equal_hashes():
     """joblib.Memory recognises an estimator by its pickle."""
     assert joblib.hash(LMRegressor(decay, p0=P0)) == joblib.hash(clone(LMRegressor(decay, p0=P0)))
