@@ -16,6 +16,7 @@ from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.fitting import run
 from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
+from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup, has_network
 from lmfit_gpu.result import Result, Status, scaled_covariance
@@ -29,7 +30,7 @@ def _can_predict(estimator: "LMRegressor") -> bool:
     return True
 
 
-class LMRegressor(RegressorMixin, BaseEstimator):
+class LMRegressor(Persistent, RegressorMixin, BaseEstimator):
     r"""Nonlinear least-squares regression by the Levenberg-Marquardt method.
 
     Minimises :math:`\tfrac12\sum_i w_i\,\rho\bigl((r_i(\theta)/\sigma_i)^2\bigr)`, r = prediction − target, over
