@@ -34,12 +34,13 @@ USUAL = {  # options with the values that the short path knows
     "chunk_rows": ("auto",),
     "damping": ("trust-region",),
     "callback": (None,),
+    "verbose": (0, False),
     "bounds": (None,),
     "fixed": ((), None),
     "tied": (None,),
     "loss": ("linear",),
 }
-COMPARABLE = (str, torch.device, type(None), tuple)  # without asking an array what it equals
+COMPARABLE = (str, int, torch.device, type(None), tuple)  # without asking an array what it equals
 USUAL_LIMITS = Limits()
 NAMES = tuple(f"p{j}" for j in range(MOST_PARAMS))
 REAL = "fiub"  # kinds of dtype that are real numbers

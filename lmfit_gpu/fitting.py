@@ -13,6 +13,7 @@ from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.losses import resolve_loss
 from lmfit_gpu.preparation import Data, Setup, prepare
 from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.progress import followed
 from lmfit_gpu.result import Result, of_all_parameters
 from lmfit_gpu.starts import find_start, seed_of
 
@@ -29,13 +30,14 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
     data : Data
         Checked.
     keep : callable (setup, result)
-        Called with the best point when the fit is interrupted, or the model fails, before that error goes on.
+        Called with the best point when the fit is interrupted, or the model or the callback fails, before that error
+        goes on.
 
     Raises
     ------
     ValueError, TypeError
         If an option does not fit the data, or the model cannot be evaluated at the start.
-    KeyboardInterrupt, or what the model raised while it was linearised
+    KeyboardInterrupt, what the callback raised, or the model while it was linearised
     """
     tiny = attempt(options, data)
     if tiny is not None:
@@ -75,9 +77,10 @@ def _searched(options: Any, engine: LevenbergMarquardt, problem: LeastSquaresPro
     if isinstance(options.p0, str):  # "auto"
         theta, search = find_start(problem, theta, engine, seed=seed_of(options.random_state))
         used = {"start": str(search)}
+    minimize = functools.partial(engine.minimize, problem, theta)
     try:
-        result = engine.minimize(problem, theta, callback=options.callback)
-    except KeyboardInterrupt as interrupt:
+        result = followed(minimize, options.callback, options.verbose, options.max_iter)
+    except BaseException as interrupt:
         if search is not None and not hasattr(interrupt, "result"):  # not linearised yet: the search has the end
             interrupt.result = search.end  # type: ignore[attr-defined]
         raise
@@ -95,7 +98,7 @@ def _guarded(
     try:
         result = minimize()
     except BaseException as interrupt:
-        if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model
+        if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model or the callback
             keep(setup, _told(options, data, setup, interrupt.result))
         raise
     return None if result is None else _told(options, data, setup, result)
