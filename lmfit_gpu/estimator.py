@@ -19,6 +19,7 @@ from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup, has_network
 from lmfit_gpu.result import Result, Status, scaled_covariance
+from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["LMRegressor"]
 
@@ -223,7 +224,8 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         """
         check_options(self)
         data = check_data(self, X, y, sample_weight, sigma)
-        setup, result = run(self, data, self._keep)
+        with share_of_threads():
+            setup, result = run(self, data, self._keep)
         self._keep(setup, result)
         self._warn(result)
         return self
