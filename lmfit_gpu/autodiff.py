@@ -1,4 +1,4 @@
-r"""Jacobian of one block of rows by automatic differentiation, by five routes.
+r"""Jacobian of one block of rows by automatic differentiation, by six routes.
 
 A *route* fills ``columns`` (n, c), the transposed Jacobian of c values with respect to n parameters, and
 returns the values (c,). Cost in passes through the model, for values of q outputs per row:
@@ -6,6 +6,8 @@ returns the values (c,). Cost in passes through the model, for values of q outpu
 =========  ==================================================  ================  ========================
 route      idea                                                passes            needs
 =========  ==================================================  ================  ========================
+layerwise  outer products of layer inputs and output           1 forward,        independent rows, linear
+           gradients (:mod:`lmfit_gpu.layerwise`)              q backward        layers used once
 expanded   every row gets its own copy of each parameter; one  1 forward,        independent rows, a model
            backward pass gives all rows' gradients             q backward        that broadcasts
 rowwise    vmap over rows of the gradient of one row           1 forward,        independent rows, no
@@ -21,7 +23,6 @@ probe block (:func:`choose_route`).
 
 import functools
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -31,8 +32,10 @@ from torch.autograd import forward_ad
 from torch.func import grad_and_value, jacrev, jvp, vmap
 
 from lmfit_gpu.box import rooms
+from lmfit_gpu.layerwise import Layerwise
 from lmfit_gpu.models import CALL_ERRORS, TorchFunction, gradient_is_whole
 from lmfit_gpu.problem import Block, LeastSquaresProblem, nearby
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
 
@@ -46,8 +49,7 @@ FORWARD_MODE = threading.Lock()  # torch keeps the level of forward mode per pro
 @functools.cache
 def _load_forward_formulas() -> None:
     """Make torch compile its forward formulas now: the first use warns of torch.jit's deprecation (torch 2.13)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings_here("ignore"):
         jvp(torch.tanh, (torch.zeros(1),), (torch.ones(1),))
 
 
@@ -284,7 +286,7 @@ def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:
     if problem.coupled:
         return routes if problem.n_params <= n_values else routes[::-1]
     whole = _innermost(problem.replicas[0])
-    return [Expanded(), Rowwise(), *routes] if isinstance(whole, TorchFunction) else [Rowwise(), *routes]
+    return [Expanded(), Rowwise(), *routes] if isinstance(whole, TorchFunction) else [Layerwise(), Rowwise(), *routes]
 
 
 def _innermost(model: Callable) -> Callable:

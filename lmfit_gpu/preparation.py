@@ -5,7 +5,6 @@ estimator as it was.
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -31,11 +30,13 @@ from lmfit_gpu.parameters import Start, resolve_start
 from lmfit_gpu.penalty import Penalty, penalty_on
 from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
 from lmfit_gpu.ties import tie_arguments
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = [
     "CPU",
     "Data",
     "Setup",
+    "gives_module",
     "has_network",
     "is_module",
     "is_warm",
@@ -118,8 +119,12 @@ class Setup:
 
 def is_module(options: Any) -> bool:
     """Return whether what is fitted is a torch module: given, made by a factory, or the default network."""
-    model = options.model
-    return has_network(options) or isinstance(model, torch.nn.Module) or is_factory(model)
+    return has_network(options) or gives_module(options.model)
+
+
+def gives_module(model: Any) -> bool:
+    """Return whether a model is a torch module or makes one."""
+    return isinstance(model, torch.nn.Module) or is_factory(model)
 
 
 def has_network(options: Any) -> bool:
@@ -334,8 +339,7 @@ def _with_residual(
     composed = ResidualOf(model, residual)
     if isinstance(model, TorchFunction) and not prefer_torch:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
+            with warnings_here("error"):
                 composed(theta.clone().requires_grad_(), x, y)
         except (*CALL_ERRORS, Warning):
             in_numpy = NumpyFunction(model.function, model.names, model.order)
