@@ -57,9 +57,9 @@ def of_function():
 
 def of_network():
     rng = np.random.default_rng(1)
-    X = rng.standard_normal((6000, 8))
+    X = rng.standard_normal((2000, 6))
     y = np.sin(X[:, 0] + X[:, 1]) + X[:, 2] * X[:, 3] + 0.1 * rng.standard_normal(len(X))
-    return LMRegressor(hidden_layer_sizes=(12,), max_iter=25), "random_state", list(range(2000)), X, y
+    return LMRegressor(hidden_layer_sizes=(6,), max_iter=10), "random_state", list(range(2000)), X, y
 
 
 def cpu_seconds():
