@@ -20,6 +20,7 @@ from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup, has_network
 from lmfit_gpu.result import Result, Status, scaled_covariance
+from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["LMRegressor"]
 
@@ -224,7 +225,8 @@ class LMRegressor(Persistent, RegressorMixin, BaseEstimator):
         """
         check_options(self)
         data = check_data(self, X, y, sample_weight, sigma)
-        setup, result = run(self, data, self._keep)
+        with share_of_threads():
+            setup, result = run(self, data, self._keep)
         self._keep(setup, result)
         self._warn(result)
         return self

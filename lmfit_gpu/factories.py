@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from sklearn.utils import check_random_state
 
 __all__ = ["arithmetic", "is_factory", "made_by"]
 
+DRAWING = threading.RLock()  # a module may be made of modules that are made here
+
 
 def is_factory(model: Any) -> bool:
     """Return whether a model is a subclass of torch.nn.Module, or a partial of one, rather than an instance."""
@@ -19,10 +22,14 @@ def is_factory(model: Any) -> bool:
 
 
 def made_by(factory: Callable[..., torch.nn.Module], n_features: int, n_outputs: int, seed: Any) -> torch.nn.Module:
-    """Return a factory's module, its weights drawn from `seed` without touching torch's global state."""
+    """Return a factory's module, its weights drawn from `seed`; torch's global state is left as it was.
+
+    One thread at a time: modules draw from the generator that all threads share.
+    """
     wanted = inspect.signature(factory).parameters
     sizes = {"n_features_in_": n_features, "n_outputs": n_outputs}
-    with torch.random.fork_rng():
+    devices = range(torch.cuda.device_count())  # all, as fork_rng takes with a warning
+    with DRAWING, torch.random.fork_rng(devices):
         torch.manual_seed(int(check_random_state(seed).randint(2**31 - 1)))
         return factory(**{name: value for name, value in sizes.items() if name in wanted})
 

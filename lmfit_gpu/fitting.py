@@ -15,6 +15,7 @@ from lmfit_gpu.linear import MANY_PARAMS
 from lmfit_gpu.losses import resolve_loss
 from lmfit_gpu.preparation import Data, Setup, has_network, is_warm, prepare, targets_of
 from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.progress import followed
 from lmfit_gpu.result import Result, of_all_parameters
 from lmfit_gpu.rows import as_tensor
 from lmfit_gpu.starts import find_start, seed_of
@@ -35,13 +36,14 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
     data : Data
         Checked.
     keep : callable (setup, result)
-        Called with the best point when the fit is interrupted, or the model fails, before that error goes on.
+        Called with the best point when the fit is interrupted, or the model or the callback fails, before that error
+        goes on.
 
     Raises
     ------
     ValueError, TypeError
         If an option does not fit the data, or the model cannot be evaluated at the start.
-    KeyboardInterrupt, or what the model raised while it was linearised
+    KeyboardInterrupt, what the callback raised, or the model while it was linearised
     """
     tiny = attempt(options, data)
     if tiny is not None:
@@ -126,9 +128,10 @@ def _searched(
     if isinstance(options.p0, str) and not is_warm(options):  # "auto"
         theta, search = find_start(problem, theta, engine, seed=seed_of(options.random_state))
         used = {"start": str(search)}
+    minimize = functools.partial(engine.minimize, problem, theta, held_out=held_out)
     try:
-        result = engine.minimize(problem, theta, callback=options.callback, held_out=held_out)
-    except KeyboardInterrupt as interrupt:
+        result = followed(minimize, options.callback, options.verbose, options.max_iter)
+    except BaseException as interrupt:
         if search is not None and not hasattr(interrupt, "result"):  # not linearised yet: the search has the end
             interrupt.result = search.end  # type: ignore[attr-defined]
         raise
@@ -146,7 +149,7 @@ def _guarded(
     try:
         result = minimize()
     except BaseException as interrupt:
-        if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model
+        if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model or the callback
             keep(setup, _told(options, data, setup, interrupt.result))
         raise
     return None if result is None else _told(options, data, setup, result)

@@ -307,7 +307,7 @@ class LevenbergMarquardt:
         ------
         NonFiniteError
             If residuals or derivatives at the start are not finite.
-        KeyboardInterrupt, or what the model raised while it was linearised
+        KeyboardInterrupt, what the callback raised, or the model while it was linearised
             Passed on, with the result so far as its attribute ``result``. At a trial point an error of the model is a
             rejected trial; the message of a fit that does not converge repeats it.
         """
@@ -330,10 +330,10 @@ class LevenbergMarquardt:
                 history.append(record)
                 if callback is not None and callback(record) and state.stop is None:
                     state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
-        except (KeyboardInterrupt, *CALL_ERRORS) as interrupt:  # Ctrl-C, or the model failed where it must not
+        except BaseException as interrupt:  # Ctrl-C, or the model or the callback failed: the best point is not lost
             state = replace(state, stop=Stop(Status.INTERRUPTED, state.n_iter, float("inf")))
             state = state if watch is None else watch.restored(state)
-            interrupt.result = self._result(problem, state, history)  # type: ignore[union-attr]
+            interrupt.result = self._result(problem, state, history)  # type: ignore[attr-defined]
             raise
         finally:
             problem.close()

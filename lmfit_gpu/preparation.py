@@ -5,7 +5,6 @@ estimator as it was.
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -31,6 +30,7 @@ from lmfit_gpu.parameters import Start, resolve_start
 from lmfit_gpu.penalty import Penalty, penalty_on
 from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
 from lmfit_gpu.ties import tie_arguments
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = [
     "CPU",
@@ -339,8 +339,7 @@ def _with_residual(
     composed = ResidualOf(model, residual)
     if isinstance(model, TorchFunction) and not prefer_torch:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
+            with warnings_here("error"):
                 composed(theta.clone().requires_grad_(), x, y)
         except (*CALL_ERRORS, Warning):
             in_numpy = NumpyFunction(model.function, model.names, model.order)
