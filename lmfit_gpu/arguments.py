@@ -1,4 +1,7 @@
-"""What a user hands to the estimator, checked before any work; every message names the argument and the remedy."""
+"""What a user hands to the estimator, checked before any work; every message names the argument and the remedy.
+
+What each argument may be by itself is said in :mod:`lmfit_gpu.parameter_constraints`.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -10,73 +13,51 @@ from sklearn.utils.validation import check_array, validate_data
 
 from lmfit_gpu.backends import get_backend
 from lmfit_gpu.exceptions import FitWarning
-from lmfit_gpu.jacobian import JACOBIANS
-from lmfit_gpu.linear import choose
 from lmfit_gpu.losses import resolve_loss
 from lmfit_gpu.preparation import Data, is_module
 from lmfit_gpu.rows import LEAST_TARGET, Weights, as_tensor
-from lmfit_gpu.termination import Tolerances
 
 __all__ = ["check_data", "check_features", "check_options"]
 
-X_FORMATS = ("auto", "columns", "1d")
-NAN_POLICIES = ("raise", "omit")
 SIZE_OF_SIGMA = SIZE_OF_WEIGHTS = 1e100
 SHOWN = 5  # offending rows and columns that a message lists
 
 
 def check_options(options: Any) -> None:
-    """Check what the constructor of an estimator was given.
+    """Check what arguments of the constructor say together, or need from elsewhere.
 
     Parameters
     ----------
     options : LMRegressor
+        Each argument is one that is allowed by itself.
 
     Raises
     ------
-    ValueError, TypeError
-        The message names the argument, what was given and what is allowed.
+    ValueError
+        For arguments that do not go together, and a loss function that is none.
+    BackendUnavailableError
     """
-    _check_model(options)
-    _check_names(options)
-    if not isinstance(options.absolute_sigma, (bool, np.bool_)):
-        raise ValueError(f"absolute_sigma: got {options.absolute_sigma!r}; True or False is expected")
-    if options.callback is not None and not callable(options.callback):
-        raise TypeError(f"callback: got {options.callback!r}; a callable is expected")
-    for name, low in (("max_iter", 0), ("chunk_rows", 1)):
-        value = getattr(options, name)
-        automatic = name == "chunk_rows" and isinstance(value, str) and value == "auto"
-        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= low
-        if not (whole or automatic):
-            raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
-    choose(options.solver, 1, 1)
+    model, residual = options.model, options.residual
+    default_network = model is None and residual is None
+    if options.predict_fn is not None and (model is not None or default_network):
+        raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
+    if options.hidden_layer_sizes is not None and not default_network:
+        raise ValueError(
+            f"hidden_layer_sizes: got {options.hidden_layer_sizes!r} with {'residual' if model is None else 'model'}; "
+            "they are of the network that stands for model=None (model__name sets parameters of a module factory)"
+        )
+    if options.alpha > 0 and not (default_network or is_module(model)):
+        raise ValueError(
+            f"alpha: got {options.alpha!r} with a {'residual callable' if model is None else 'function'}; it is a "
+            "penalty on the weights of a torch module, and must be 0 here"
+        )
+    if options.early_stopping and model is None and not default_network:
+        raise ValueError(
+            f"early_stopping: got {options.early_stopping!r} with a residual callable; rows cannot be held out where "
+            "only the callable knows what a row is"
+        )
     get_backend(options.backend, torch.device("cpu"))
     resolve_loss(options.loss, options.f_scale)
-    Tolerances.resolve(options.ftol, options.xtol, options.gtol, torch.float64)
-
-
-def _check_model(options: Any) -> None:
-    model, residual = options.model, options.residual
-    if model is None and residual is None:
-        raise ValueError("model: got None; give a model, or residual(theta, X, y)")
-    if model is not None and not callable(model):
-        raise TypeError(f"model: got {model!r}; a callable, a torch module or a module factory is expected")
-    if residual is not None and not callable(residual):
-        raise TypeError(f"residual: got {residual!r}; a callable is expected")
-    if options.predict_fn is not None and model is not None:
-        raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
-
-
-def _check_names(options: Any) -> None:
-    for name, allowed in (("x_format", X_FORMATS), ("nan_policy", NAN_POLICIES)):
-        value = getattr(options, name)
-        if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"{name}: got {value!r}; allowed are {', '.join(map(repr, allowed))}")
-    if not callable(options.jac) and not (isinstance(options.jac, str) and options.jac in JACOBIANS):
-        raise ValueError(f"jac: got {options.jac!r}; allowed are {JACOBIANS} or a callable")
-    for name in ("solver", "backend"):
-        if not isinstance(getattr(options, name), str):
-            raise ValueError(f"{name}: got {getattr(options, name)!r}; a name is expected")
 
 
 def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma: Any = None) -> Data:
@@ -118,7 +99,7 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
             "sample_weight: they are frequencies here (2 is a row observed twice), and some are not whole numbers; for "
             "weights 1/σ² give the standard deviations as sigma"
         )
-        warnings.warn(message, FitWarning, stacklevel=3)
+        warnings.warn(message, FitWarning, stacklevel=4)
     if bool(kept.all()):
         return Data(X, y, _weights(frequency, sigma), 0)
     if not bool(kept.any()):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
@@ -18,6 +18,7 @@ from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup
+from lmfit_gpu.protocol import Regressor
 from lmfit_gpu.result import Result, scaled_covariance
 
 __all__ = ["LMRegressor"]
@@ -29,7 +30,7 @@ def _can_predict(estimator: "LMRegressor") -> bool:
     return True
 
 
-class LMRegressor(RegressorMixin, BaseEstimator):
+class LMRegressor(Regressor):
     r"""Nonlinear least-squares regression by the Levenberg-Marquardt method.
 
     Minimises :math:`\tfrac12\sum_i w_i\,\rho\bigl((r_i(\theta)/\sigma_i)^2\bigr)`, r = prediction − target, over
@@ -189,6 +190,7 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self.callback = callback
         self.verbose = verbose
 
+    @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, sigma: Any = None) -> "LMRegressor":
         """Fit the parameters to data.
 

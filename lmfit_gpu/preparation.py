@@ -112,6 +112,8 @@ def prepare(options: Any, data: Data) -> Setup:
         If the model cannot be called at the start, or an option does not fit the data.
     """
     X, y = data.X, data.y
+    if options.model is None and options.residual is None:
+        raise ValueError("model: got None; give a model, or residual(theta, X, y)")
     of_module = is_module(options.model)
     targets = None if y is None else as_tensor(y)
     if targets is not None and not targets.is_floating_point():

@@ -263,7 +263,7 @@ def test_absolute_sigma_needs_sigma():
     with pytest.raises(ValueError, match=r"absolute_sigma=True: .*fit got no sigma"):
         made(absolute_sigma=True).fit(X, Y)
     for wrong in (1, "yes", None):
-        with pytest.raises(ValueError, match=r"absolute_sigma: got .*True or False"):
+        with pytest.raises(ValueError, match=rf"'absolute_sigma' parameter .* 'bool'.* Got {wrong!r} instead"):
             made(absolute_sigma=wrong).fit(X, Y, sigma=SIGMA)
 
 

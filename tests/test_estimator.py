@@ -176,7 +176,7 @@ def test_without_p0_ones_are_used_and_said():
         ([1.0, 1.0], r"p0: got 2 values, but the model takes 3 parameters"),
         ({"a": 1.0, "b": 1.0, "d": 1.0}, r"p0: got names .*'d'.*the model has"),
         ([1.0, np.nan, 0.0], "finite"),
-        ("automatic", "p0: got 'automatic'"),
+        ("automatic", r"'p0' parameter of LMRegressor must be an array-like.*Got 'automatic' instead"),
     ],
 )
 def test_bad_p0(p0, message):
@@ -187,14 +187,35 @@ def test_bad_p0(p0, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"solver": "lu"}, "solver: got 'lu'"),
-        ({"backend": "jax"}, "backend: got 'jax'"),
-        ({"jac": "4-point"}, "jac: got '4-point'"),
-        ({"damping": "none"}, "damping: got 'none'"),
+        (
+            {"solver": "lu"},
+            r"The 'solver' parameter of LMRegressor must be a str among {'auto', 'qr', 'cholesky', 'dual', 'cg'}. Got 'lu' instead",
+        ),
+        (
+            {"backend": "jax"},
+            r"The 'backend' parameter of LMRegressor must be a str among {'auto', 'scipy', 'torch', 'cupynumeric'}. Got 'jax' instead",
+        ),
+        (
+            {"jac": "4-point"},
+            r"The 'jac' parameter of LMRegressor must be a str among {'auto', .*'cs'} or a callable. Got '4-point' instead",
+        ),
+        (
+            {"damping": "none"},
+            r"The 'damping' parameter of LMRegressor must be a str among {'trust-region', .*'lema'} or a policy object .*. Got 'none' instead",
+        ),
         ({"x_format": "rows"}, "x_format"),
-        ({"max_iter": -1}, "max_iter: got -1"),
-        ({"chunk_rows": 0}, "chunk_rows: got 0"),
-        ({"ftol": -1.0}, "ftol: got -1.0"),
+        (
+            {"max_iter": -1},
+            r"The 'max_iter' parameter of LMRegressor must be an int in the range \[0, inf\). Got -1 instead",
+        ),
+        (
+            {"chunk_rows": 0},
+            r"The 'chunk_rows' parameter of LMRegressor must be an int in the range \[1, inf\) or a str among {'auto'}. Got 0 instead",
+        ),
+        (
+            {"ftol": -1.0},
+            r"The 'ftol' parameter of LMRegressor must be a float in the range \[0.0, inf\] or a str among {'auto'}. Got -1.0 instead",
+        ),
         ({"dtype": torch.float16}, "dtype"),
         ({"devices": ["gpu"]}, "devices"),
         ({"predict_fn": decay}, "predict_fn"),
