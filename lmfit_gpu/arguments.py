@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_array, validate_data
 from lmfit_gpu.backends import get_backend
 from lmfit_gpu.exceptions import FitWarning
 from lmfit_gpu.losses import resolve_loss
-from lmfit_gpu.preparation import Data, is_module
+from lmfit_gpu.preparation import Data, has_network, is_module
 from lmfit_gpu.rows import LEAST_TARGET, Weights, as_tensor
 
 __all__ = ["check_data", "check_features", "check_options"]
@@ -37,25 +37,25 @@ def check_options(options: Any) -> None:
         For arguments that do not go together, and a loss function that is none.
     BackendUnavailableError
     """
-    model, residual = options.model, options.residual
-    default_network = model is None and residual is None
-    if options.predict_fn is not None and (model is not None or default_network):
+    network, alone = has_network(options), options.model is None and options.residual is not None
+    kind = "a residual callable" if alone else "a model"
+    if options.predict_fn is not None and not alone:
         raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
-    if options.hidden_layer_sizes is not None and not default_network:
+    if options.hidden_layer_sizes is not None and not network:
         raise ValueError(
-            f"hidden_layer_sizes: got {options.hidden_layer_sizes!r} with {'residual' if model is None else 'model'}; "
-            "they are of the network that stands for model=None (model__name sets parameters of a module factory)"
+            f"hidden_layer_sizes: got {options.hidden_layer_sizes!r} with {kind}; they are those of the network that "
+            "model=None stands for (model__name sets a parameter of a module factory)"
         )
-    if options.alpha > 0 and not (default_network or is_module(model)):
+    if options.early_stopping and alone:
         raise ValueError(
-            f"alpha: got {options.alpha!r} with a {'residual callable' if model is None else 'function'}; it is a "
-            "penalty on the weights of a torch module, and must be 0 here"
+            f"early_stopping: got {options.early_stopping!r} with {kind}; which of its residuals belong to the rows "
+            "held out is not known"
         )
-    if options.early_stopping and model is None and not default_network:
-        raise ValueError(
-            f"early_stopping: got {options.early_stopping!r} with a residual callable; rows cannot be held out where "
-            "only the callable knows what a row is"
-        )
+    if options.alpha > 0 and not is_module(options):
+        # Not an error: scikit-learn's checks give every regressor that has an alpha one of 0.01.
+        kind = "a residual callable" if alone else "a function"
+        message = f"alpha: got {options.alpha!r} with {kind}: no effect; only torch modules have weights to penalise"
+        warnings.warn(message, FitWarning, stacklevel=4)
     get_backend(options.backend, torch.device("cpu"))
     resolve_loss(options.loss, options.f_scale)
 
@@ -170,10 +170,11 @@ def _listed(what: str, found: Sequence[int]) -> str:
 
 def _checked_targets(estimator: Any, y: Any, n_rows: int) -> Any:
     if y is None:
-        if estimator.model is not None:
-            raise ValueError("y: got None; a model is fitted to targets (requires y to be passed)")
+        if estimator.residual is None or estimator.model is not None:
+            # scikit-learn's own words, which its checks look for
+            raise ValueError(f"y: {type(estimator).__name__} requires y to be passed, but the target y is None")
         return None
-    if np.ndim(y) == 0:
+    if _ndim(y) == 0:
         raise ValueError(f"y: got {y!r}; (n_samples,) or (n_samples, n_outputs) is expected")
     if not isinstance(y, torch.Tensor):
         y = check_array(
@@ -222,7 +223,7 @@ def _checked_frequencies(sample_weight: Any, n_rows: int) -> torch.Tensor | None
         row = int((weights < 0).nonzero()[0, 0])
         raise ValueError(f"sample_weight: got {float(weights[row]):g} in row {row}; frequencies >= 0 are expected")
     if not bool((weights != 0).any()):
-        raise ValueError("sample_weight: all are 0; no row is left")
+        raise ValueError("sample_weight: all are zero; no row is left")
     counted = weights[torch.isfinite(weights) & (weights > 0)]
     if counted.numel() and not (float(counted.min()) > 1 / SIZE_OF_WEIGHTS and float(counted.max()) < SIZE_OF_WEIGHTS):
         extremes = f"{float(counted.min()):g} to {float(counted.max()):g}"
@@ -257,6 +258,11 @@ def _check_positive(sigma: torch.Tensor, kept: torch.Tensor) -> None:
         raise ValueError(f"sigma: got {extremes}; squares of residuals over it overflow or vanish: rescale the data")
 
 
+def _ndim(values: Any) -> int:
+    """Return the number of axes, also of an object that only becomes an array by ``__array__``."""
+    return int(values.ndim if hasattr(values, "ndim") else np.asarray(values).ndim)
+
+
 def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> Any:
     """Check X for fit (`reset`) or predict; return an array or the tensor.
 
@@ -265,13 +271,13 @@ def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> 
     ValueError
         For another number of axes or columns, complex values, no rows; with `finite` for NaN and infinity.
     """
-    if np.ndim(X) == 1 or (isinstance(X, torch.Tensor) and X.ndim == 1):
+    if _ndim(X) == 1:
         raise ValueError(
             f"X: expected 2D array, got 1D array of shape {tuple(np.shape(X))}. Reshape your data: "
             "x[:, None] makes one column; curve_fit takes 1-D x."
         )
     if not isinstance(X, torch.Tensor):
-        of_module = is_module(estimator.model)
+        of_module = is_module(estimator)
         return validate_data(estimator, X, reset=reset, dtype="numeric", allow_nd=of_module, ensure_all_finite=finite)
     if X.ndim < 2:
         raise ValueError(f"X: got shape {tuple(X.shape)}; (n_samples, n_features) is expected")

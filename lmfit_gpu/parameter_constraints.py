@@ -22,9 +22,10 @@ from lmfit_gpu.jacobian import JACOBIANS
 from lmfit_gpu.linear import SOLVERS
 from lmfit_gpu.losses import LOSSES
 
-__all__ = ["PARAMETER_CONSTRAINTS", "given_arguments", "layer_sizes"]
+__all__ = ["PARAMETER_CONSTRAINTS", "given_arguments"]
 
 POLICY_METHODS = ("start", "propose", "accept", "reject")
+EARLY_STOPPING = "an EarlyStopping with fraction between 0 and 1, patience >= 1"
 DTYPES = (torch.float64, torch.float32, "float64", "float32", np.float64, np.float32)
 
 
@@ -61,12 +62,8 @@ def _names(*allowed: Iterable[str]) -> StrOptions:
 AUTO = _names(["auto"])
 WHOLE_FROM_0 = Number(numbers.Integral, 0, None, closed="left")
 WHOLE_FROM_1 = Number(numbers.Integral, 1, None, closed="left")
+SHARE = Number(numbers.Real, 0, 1, closed="neither")
 LIMIT = Number(numbers.Real, 0, None, closed="both")
-
-
-def layer_sizes(value: Any) -> tuple[int, ...]:
-    """Return the sizes of hidden layers; a number is one layer, as in scikit-learn's networks."""
-    return tuple(int(size) for size in (value if isinstance(value, (list, tuple, np.ndarray)) else [value]))
 
 
 def _are_layer_sizes(value: Any) -> bool:
@@ -81,7 +78,9 @@ def _is_policy(value: Any) -> bool:
 
 
 def _stops_early(value: Any) -> bool:
-    return hasattr(value, "fraction") and hasattr(value, "patience") and not isinstance(value, type)
+    if isinstance(value, type) or not (hasattr(value, "fraction") and hasattr(value, "patience")):
+        return False
+    return SHARE.is_satisfied_by(value.fraction) and WHOLE_FROM_1.is_satisfied_by(value.patience)
 
 
 def _is_dtype(value: Any) -> bool:
@@ -115,7 +114,7 @@ PARAMETER_CONSTRAINTS: dict[str, list[Any]] = {
     "max_iter": [WHOLE_FROM_0],
     "hidden_layer_sizes": [Described(_are_layer_sizes, "an int >= 1, a sequence of them that is not empty"), None],
     "alpha": [Number(numbers.Real, 0, None, closed="left")],
-    "early_stopping": [Described(_stops_early, "an object with fraction and patience"), "boolean", None],
+    "early_stopping": ["boolean", Described(_stops_early, EARLY_STOPPING), None],
     "random_state": ["random_state"],
     "warm_start": ["boolean"],
     "callback": [callable, None],

@@ -13,7 +13,7 @@ from sklearn.utils._param_validation import validate_parameter_constraints
 
 from lmfit_gpu.factories import factory_parameters, is_factory, with_parameters
 from lmfit_gpu.parameter_constraints import PARAMETER_CONSTRAINTS, given_arguments
-from lmfit_gpu.preparation import is_module
+from lmfit_gpu.preparation import has_network, is_module
 
 __all__ = ["Regressor"]
 
@@ -37,12 +37,10 @@ class Regressor(RegressorMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Tags:
         """Return what this instance takes; it follows the model."""
         tags = super().__sklearn_tags__()
-        model, residual = self.model, self.residual
-        alone = model is None and residual is not None
-        function = model is not None and not is_module(model)
+        module, alone = is_module(self), self.model is None and self.residual is not None
         tags.target_tags.required = not alone
-        tags.target_tags.multi_output = not function  # what a function returns is known when it is called
-        tags.input_tags.three_d_array = is_module(model)
+        tags.target_tags.multi_output = module  # how many values a function returns is known when it is called
+        tags.input_tags.three_d_array = module and not has_network(self)
         tags.input_tags.allow_nan = self.nan_policy == "omit"
         return tags
 
