@@ -42,7 +42,7 @@ class LMRegressor(Regressor):
         A function ``f(x, a, b, ...)`` or ``f(X, theta)`` written in numpy or in torch (found out by trying; torch
         is differentiated exactly); a module instance (copied, never changed); or a factory: a subclass of
         ``torch.nn.Module`` or a ``functools.partial`` of one, called with ``n_features_in_`` and ``n_outputs``
-        where its signature has them.
+        where its signature has them; its other parameters are set as ``model__name``.
     residual : callable, optional
         With a model: ``residual(prediction, target)``. Alone: ``residual(theta, X, y)`` → vector of any length.
     predict_fn : callable, optional
