@@ -130,7 +130,7 @@ def with_entry(value):
     ("weights", "message"),
     [
         (np.zeros(N), "sample_weight: all are zero; no row is left"),
-        (0, "sample_weight: all are 0"),
+        (0, "sample_weight: all are zero"),
         (with_entry(-1), r"sample_weight: got -1 in row 7; frequencies >= 0"),
         (with_entry(np.nan), r"Input sample_weight contains NaN or infinity in row 7;"),
         (with_entry(np.inf), r"Input sample_weight contains NaN or infinity in row 7;"),
