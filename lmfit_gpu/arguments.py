@@ -1,4 +1,7 @@
-"""What a user hands to the estimator, checked before any work; every message names the argument and the remedy."""
+"""What a user hands to the estimator, checked before any work; every message names the argument and the remedy.
+
+What each argument may be by itself is said in :mod:`lmfit_gpu.parameter_constraints`.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -10,71 +13,51 @@ from sklearn.utils.validation import check_array, validate_data
 
 from lmfit_gpu.backends import get_backend
 from lmfit_gpu.exceptions import FitWarning
-from lmfit_gpu.jacobian import JACOBIANS
-from lmfit_gpu.linear import choose
 from lmfit_gpu.losses import resolve_loss
-from lmfit_gpu.preparation import Data, is_module
+from lmfit_gpu.preparation import Data, has_network, is_module
 from lmfit_gpu.rows import LEAST_TARGET, Weights, as_tensor
-from lmfit_gpu.termination import Tolerances
 
 __all__ = ["check_data", "check_features", "check_options"]
 
-X_FORMATS = ("auto", "columns", "1d")
-NAN_POLICIES = ("raise", "omit")
 SIZE_OF_SIGMA = SIZE_OF_WEIGHTS = 1e100
 SHOWN = 5  # offending rows and columns that a message lists
 
 
 def check_options(options: Any) -> None:
-    """Check what the constructor of an estimator was given.
+    """Check what arguments of the constructor say together, or need from elsewhere.
 
     Parameters
     ----------
     options : LMRegressor
+        Each argument is one that is allowed by itself.
 
     Raises
     ------
-    ValueError, TypeError
-        The message names the argument, what was given and what is allowed.
+    ValueError
+        For arguments that do not go together, and a loss function that is none.
+    BackendUnavailableError
     """
-    _check_model(options)
-    _check_names(options)
-    if not isinstance(options.absolute_sigma, (bool, np.bool_)):
-        raise ValueError(f"absolute_sigma: got {options.absolute_sigma!r}; True or False is expected")
-    if options.callback is not None and not callable(options.callback):
-        raise TypeError(f"callback: got {options.callback!r}; a callable is expected")
-    for name, low in (("max_iter", 0), ("chunk_rows", 1)):
-        value = getattr(options, name)
-        automatic = name == "chunk_rows" and isinstance(value, str) and value == "auto"
-        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= low
-        if not (whole or automatic):
-            raise ValueError(f"{name}: got {value!r}; a whole number >= {low} is expected")
-    choose(options.solver, 1, 1)
+    network, alone = has_network(options), options.model is None and options.residual is not None
+    kind = "a residual callable" if alone else "a model"
+    if options.predict_fn is not None and not alone:
+        raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
+    if options.hidden_layer_sizes is not None and not network:
+        raise ValueError(
+            f"hidden_layer_sizes: got {options.hidden_layer_sizes!r} with {kind}; they are those of the network that "
+            "model=None stands for (model__name sets a parameter of a module factory)"
+        )
+    if options.early_stopping and alone:
+        raise ValueError(
+            f"early_stopping: got {options.early_stopping!r} with {kind}; which of its residuals belong to the rows "
+            "held out is not known"
+        )
+    if options.alpha > 0 and not is_module(options):
+        # Not an error: scikit-learn's checks give every regressor that has an alpha one of 0.01.
+        kind = "a residual callable" if alone else "a function"
+        message = f"alpha: got {options.alpha!r} with {kind}: no effect; only torch modules have weights to penalise"
+        warnings.warn(message, FitWarning, stacklevel=4)
     get_backend(options.backend, torch.device("cpu"))
     resolve_loss(options.loss, options.f_scale)
-    Tolerances.resolve(options.ftol, options.xtol, options.gtol, torch.float64)
-
-
-def _check_model(options: Any) -> None:
-    model, residual = options.model, options.residual
-    if model is not None and not callable(model):
-        raise TypeError(f"model: got {model!r}; a callable, a torch module or a module factory is expected")
-    if residual is not None and not callable(residual):
-        raise TypeError(f"residual: got {residual!r}; a callable is expected")
-    if options.predict_fn is not None and model is not None:
-        raise ValueError("predict_fn: goes with a residual callable alone; a model predicts by itself")
-
-
-def _check_names(options: Any) -> None:
-    for name, allowed in (("x_format", X_FORMATS), ("nan_policy", NAN_POLICIES)):
-        value = getattr(options, name)
-        if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"{name}: got {value!r}; allowed are {', '.join(map(repr, allowed))}")
-    if not callable(options.jac) and not (isinstance(options.jac, str) and options.jac in JACOBIANS):
-        raise ValueError(f"jac: got {options.jac!r}; allowed are {JACOBIANS} or a callable")
-    for name in ("solver", "backend"):
-        if not isinstance(getattr(options, name), str):
-            raise ValueError(f"{name}: got {getattr(options, name)!r}; a name is expected")
 
 
 def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma: Any = None) -> Data:
@@ -116,7 +99,7 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
             "sample_weight: they are frequencies here (2 is a row observed twice), and some are not whole numbers; for "
             "weights 1/σ² give the standard deviations as sigma"
         )
-        warnings.warn(message, FitWarning, stacklevel=3)
+        warnings.warn(message, FitWarning, stacklevel=4)
     if bool(kept.all()):
         return Data(X, y, _weights(frequency, sigma), 0)
     if not bool(kept.any()):
@@ -188,9 +171,10 @@ def _listed(what: str, found: Sequence[int]) -> str:
 def _checked_targets(estimator: Any, y: Any, n_rows: int) -> Any:
     if y is None:
         if estimator.residual is None or estimator.model is not None:
-            raise ValueError("y: got None; a model is fitted to targets (requires y to be passed)")
+            # scikit-learn's own words, which its checks look for
+            raise ValueError(f"y: {type(estimator).__name__} requires y to be passed, but the target y is None")
         return None
-    if np.ndim(y) == 0:
+    if _ndim(y) == 0:
         raise ValueError(f"y: got {y!r}; (n_samples,) or (n_samples, n_outputs) is expected")
     if not isinstance(y, torch.Tensor):
         y = check_array(
@@ -239,7 +223,7 @@ def _checked_frequencies(sample_weight: Any, n_rows: int) -> torch.Tensor | None
         row = int((weights < 0).nonzero()[0, 0])
         raise ValueError(f"sample_weight: got {float(weights[row]):g} in row {row}; frequencies >= 0 are expected")
     if not bool((weights != 0).any()):
-        raise ValueError("sample_weight: all are 0; no row is left")
+        raise ValueError("sample_weight: all are zero; no row is left")
     counted = weights[torch.isfinite(weights) & (weights > 0)]
     if counted.numel() and not (float(counted.min()) > 1 / SIZE_OF_WEIGHTS and float(counted.max()) < SIZE_OF_WEIGHTS):
         extremes = f"{float(counted.min()):g} to {float(counted.max()):g}"
@@ -274,6 +258,11 @@ def _check_positive(sigma: torch.Tensor, kept: torch.Tensor) -> None:
         raise ValueError(f"sigma: got {extremes}; squares of residuals over it overflow or vanish: rescale the data")
 
 
+def _ndim(values: Any) -> int:
+    """Return the number of axes, also of an object that only becomes an array by ``__array__``."""
+    return int(values.ndim if hasattr(values, "ndim") else np.asarray(values).ndim)
+
+
 def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> Any:
     """Check X for fit (`reset`) or predict; return an array or the tensor.
 
@@ -282,7 +271,7 @@ def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> 
     ValueError
         For another number of axes or columns, complex values, no rows; with `finite` for NaN and infinity.
     """
-    if np.ndim(X) == 1 or (isinstance(X, torch.Tensor) and X.ndim == 1):
+    if _ndim(X) == 1:
         raise ValueError(
             f"X: expected 2D array, got 1D array of shape {tuple(np.shape(X))}. Reshape your data: "
             "x[:, None] makes one column; curve_fit takes 1-D x."

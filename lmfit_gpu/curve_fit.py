@@ -354,6 +354,8 @@ def _named(start: Any, whole: WholeCurve) -> Any:
 class CurveRegressor(LMRegressor):
     """An estimator that does not warn: curve_fit says it in SciPy's words."""
 
+    _caller = "curve_fit"
+
     def _warn(self, result: Result) -> None:
         pass
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
@@ -19,6 +19,7 @@ from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup, has_network
+from lmfit_gpu.protocol import Regressor
 from lmfit_gpu.result import Result, Status, scaled_covariance
 from lmfit_gpu.threads import share_of_threads
 
@@ -31,7 +32,7 @@ def _can_predict(estimator: "LMRegressor") -> bool:
     return True
 
 
-class LMRegressor(Persistent, RegressorMixin, BaseEstimator):
+class LMRegressor(Persistent, Regressor):
     r"""Nonlinear least-squares regression by the Levenberg-Marquardt method.
 
     Minimises :math:`\tfrac12\sum_i w_i\,\rho\bigl((r_i(\theta)/\sigma_i)^2\bigr)`, r = prediction − target, over
@@ -43,7 +44,7 @@ class LMRegressor(Persistent, RegressorMixin, BaseEstimator):
         A function ``f(x, a, b, ...)`` or ``f(X, theta)`` written in numpy or in torch (found out by trying; torch
         is differentiated exactly); a module instance (copied, never changed); or a factory: a subclass of
         ``torch.nn.Module`` or a ``functools.partial`` of one, called with ``n_features_in_`` and ``n_outputs``
-        where its signature has them.
+        where its signature has them; its other parameters are set as ``model__name``.
     residual : callable, optional
         With a model: ``residual(prediction, target)``. Alone: ``residual(theta, X, y)`` → vector of any length.
     predict_fn : callable, optional
@@ -191,6 +192,7 @@ class LMRegressor(Persistent, RegressorMixin, BaseEstimator):
         self.callback = callback
         self.verbose = verbose
 
+    @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, sigma: Any = None) -> "LMRegressor":
         """Fit the parameters to data.
 

@@ -128,7 +128,7 @@ class NumpyFunction:
         """Return the function's values; overflow and invalid operations are silent: the engine judges them."""
         arrays = theta.numpy().copy(), _read_only(x), None if y is None else _read_only(y)
         with np.errstate(all="ignore"):
-            values = np.asarray(_call(self.function, self.order, *arrays))
+            values = _as_array(_call(self.function, self.order, *arrays))
         if values.dtype == object or not np.issubdtype(values.dtype, np.number):
             raise TypeError(f"model: returned {values.dtype} values; numbers are expected")
         return _owned(values)
@@ -138,6 +138,13 @@ class NumpyFunction:
         if device.type != "cpu":
             raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {device}")
         return self
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """Return what a function returned as an array; what it masks is NaN there."""
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.filled(values * 1.0, np.nan)
+    return np.asarray(values)
 
 
 def _owned(values: np.ndarray) -> torch.Tensor:
@@ -269,7 +276,7 @@ class ResidualOf:
                 )
             return residual
         with np.errstate(all="ignore"):
-            values = np.asarray(self.function(prediction.numpy(), None if y is None else _read_only(y)))
+            values = _as_array(self.function(prediction.numpy(), None if y is None else _read_only(y)))
         return _owned(values)
 
     def replicate(self, device: torch.device) -> "ResidualOf":
@@ -334,7 +341,7 @@ def _try_numpy(function: Callable[..., Any], order: str, sample: tuple) -> tuple
     arrays = theta.cpu().numpy().copy(), _read_only(x.cpu()), None if y is None else _read_only(y.cpu())
     try:
         with np.errstate(all="ignore"):
-            values = np.asarray(_call(function, order, *arrays))
+            values = _as_array(_call(function, order, *arrays))
     except CALL_ERRORS as error:
         return None, error
     if values.dtype == object or not np.issubdtype(values.dtype, np.number):

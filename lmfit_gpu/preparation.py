@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from sklearn.exceptions import DataConversionWarning
 
 from lmfit_gpu.box import inside
 from lmfit_gpu.constraints import ConstrainedModel, Constraints, resolve_constraints
@@ -185,8 +186,23 @@ def prepare(options: Any, data: Data) -> Setup:
     model, predictor, theta, constraints = _functions(options, rows, where, prefer_torch)
     if not model.differentiable and any(device.type != "cpu" for device in devices):
         raise ValueError(f"devices: a model written in numpy runs on the CPU, not on {devices}")
+    if y_shape == (1,) and options.model is not None:
+        _warn_of_column(cast(Model, predictor), theta, rows)
     whole = options.predict_fn is not None
     return _constrained(Setup(model, predictor, rows, theta, devices, y_shape, predicts_whole=whole), constraints)
+
+
+def _warn_of_column(model: Model, theta: torch.Tensor, rows: ArrayRows) -> None:
+    """Warn, in scikit-learn's words, of targets (n, 1) for a function that returns (n,)."""
+    x, y = rows.read(slice(None), theta.device, theta.dtype)
+    with torch.no_grad():
+        returned = model(theta, x.clone(), y).ndim
+    if returned == 1:
+        message = (
+            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), "
+            "for example using ravel(). The model returns 1d arrays; predict will return a column."
+        )
+        warnings.warn(message, DataConversionWarning, stacklevel=6)
 
 
 def _constraints(options: Any, start: Start) -> Constraints | None:

@@ -1,5 +1,6 @@
 """What a fit returns: why it stopped, every trial it made, and reports of both."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -10,6 +11,8 @@ import torch
 from lmfit_gpu.constraints import Constraints
 
 __all__ = ["IterationRecord", "Result", "Status", "Stop", "of_all_parameters", "scaled_covariance"]
+
+SHOWN_PARAMETERS = 60  # of a report
 
 
 class Status(IntEnum):
@@ -238,11 +241,23 @@ class Result:
         lines = [self.brief(), self.message, ""]
         lines += [f"  {key:12s} {value}" for key, value in self.used.items()]
         lines += ["", f"  {'parameter':>16} {'value':>22} {'std error':>12} {'relative':>9}"]
-        lines += [self._parameter_line(j) for j in range(min(len(self.theta), 60))]
-        if len(self.theta) > 60:
-            lines.append(f"  ... and {len(self.theta) - 60} more")
+        lines += [self._parameter_line(j) for j in range(min(len(self.theta), SHOWN_PARAMETERS))]
+        if len(self.theta) > SHOWN_PARAMETERS:
+            lines.append(f"  ... and {len(self.theta) - SHOWN_PARAMETERS} more")
         lines += ["", f"  residuals {self.n_residuals}, rank {self.rank}, degrees of freedom {self.dof}"]
         return "\n".join([*lines, "", self.table(last=40)])
+
+    def _repr_html_(self) -> str:
+        """Return the outcome and a table of the parameters, for notebooks."""
+        errors = self.stderr
+        cells = [
+            (self.names[j], f"{self.theta[j]:.6g}", f"{errors[j]:.3g}", self.roles.get(j, ""))
+            for j in range(min(len(self.theta), SHOWN_PARAMETERS))
+        ]
+        rows = [("parameter", "value", "std error", ""), *cells]
+        table = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        more = len(self.theta) - len(cells)
+        return f"<p>{html.escape(self.brief())}</p><table>{table}</table>{f'<p>and {more} more</p>' if more else ''}"
 
     @property
     def stderr(self) -> np.ndarray:

@@ -129,8 +129,8 @@ def with_entry(value):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.zeros(N), "sample_weight: all are 0; no row is left"),
-        (0, "sample_weight: all are 0"),
+        (np.zeros(N), "sample_weight: all are zero; no row is left"),
+        (0, "sample_weight: all are zero"),
         (with_entry(-1), r"sample_weight: got -1 in row 7; frequencies >= 0"),
         (with_entry(np.nan), r"Input sample_weight contains NaN or infinity in row 7;"),
         (with_entry(np.inf), r"Input sample_weight contains NaN or infinity in row 7;"),
@@ -263,7 +263,7 @@ def test_absolute_sigma_needs_sigma():
     with pytest.raises(ValueError, match=r"absolute_sigma=True: .*fit got no sigma"):
         made(absolute_sigma=True).fit(X, Y)
     for wrong in (1, "yes", None):
-        with pytest.raises(ValueError, match=r"absolute_sigma: got .*True or False"):
+        with pytest.raises(ValueError, match=rf"'absolute_sigma' parameter .* 'bool'.* Got {wrong!r} instead"):
             made(absolute_sigma=wrong).fit(X, Y, sigma=SIGMA)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -137,7 +138,8 @@ def test_tensors_in_tensors_out():
 
 @pytest.mark.parametrize("shape", [(60,), (60, 1)])
 def test_predictions_have_the_shape_of_y(shape):
-    assert LMRegressor(decay, p0=P0).fit(X, Y.reshape(shape)).predict(X[:7]).shape == (7, *shape[1:])
+    est = LMRegressor(lambda x, a, b, c: decay(x, a, b, c).reshape(-1, *shape[1:]), p0=P0).fit(X, Y.reshape(shape))
+    assert est.predict(X[:7]).shape == (7, *shape[1:])
 
 
 @pytest.mark.parametrize("library", [np, torch])
@@ -176,7 +178,7 @@ def test_without_p0_ones_are_used_and_said():
         ([1.0, 1.0], r"p0: got 2 values, but the model takes 3 parameters"),
         ({"a": 1.0, "b": 1.0, "d": 1.0}, r"p0: got names .*'d'.*the model has"),
         ([1.0, np.nan, 0.0], "finite"),
-        ("automatic", "p0: got 'automatic'"),
+        ("automatic", r"'p0' parameter of LMRegressor must be an array-like.*Got 'automatic' instead"),
     ],
 )
 def test_bad_p0(p0, message):
@@ -184,28 +186,40 @@ def test_bad_p0(p0, message):
         LMRegressor(decay, p0=p0).fit(X, Y)
 
 
+NAMED = {  # argument: a value that is not allowed, and what the message says is
+    "solver": ("lu", "a str among {'auto', 'qr', 'cholesky', 'dual', 'cg'}"),
+    "backend": ("jax", "a str among {'auto', 'scipy', 'torch', 'cupynumeric'}"),
+    "jac": ("4-point", "a str among {'auto', 'autograd', 'differences', '2-point', '3-point', 'cs'} or a callable"),
+    "damping": ("none", "a str among {'trust-region', 'nielsen', 'marquardt', 'lema'} or a policy object"),
+    "x_format": ("rows", "a str among {'auto', 'columns', '1d'}"),
+    "max_iter": (-1, "an int in the range [0, inf)"),
+    "chunk_rows": (0, "an int in the range [1, inf) or a str among {'auto'}"),
+    "ftol": (-1.0, "a float in the range [0.0, inf] or a str among {'auto'}"),
+    "dtype": (torch.float16, "torch.float64, torch.float32"),
+    "random_state": ("a", "an int in the range [0, 4294967295], an instance of 'numpy.random"),
+}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"solver": "lu"}, "solver: got 'lu'"),
-        ({"backend": "jax"}, "backend: got 'jax'"),
-        ({"jac": "4-point"}, "jac: got '4-point'"),
-        ({"damping": "none"}, "damping: got 'none'"),
-        ({"x_format": "rows"}, "x_format"),
-        ({"max_iter": -1}, "max_iter: got -1"),
-        ({"chunk_rows": 0}, "chunk_rows: got 0"),
-        ({"ftol": -1.0}, "ftol: got -1.0"),
-        ({"dtype": torch.float16}, "dtype"),
+        *(
+            ({name: value}, f"The {name!r} parameter of LMRegressor must be {allowed}")
+            for name, (value, allowed) in NAMED.items()
+        ),
         ({"devices": ["gpu"]}, "devices"),
         ({"predict_fn": decay}, "predict_fn"),
+        ({"hidden_layer_sizes": 3}, "hidden_layer_sizes: got 3 with a model"),
     ],
 )
 def test_bad_options_are_named_before_any_work(options, message):
     def must_not_run(x, a, b, c):
         raise AssertionError("the model was called")
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         LMRegressor(must_not_run, p0=P0, **options).fit(X, Y)
+    for name, (value, _) in NAMED.items():
+        assert name not in options or f"Got {value!r} instead." in str(caught.value)
 
 
 def test_bad_data():
