@@ -6,9 +6,11 @@ from lmfit_gpu.check_jacobian import check_jacobian
 from lmfit_gpu.curve_fit import curve_fit
 from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion
 from lmfit_gpu.devices import get_available_gpus
+from lmfit_gpu.early_stopping import EarlyStopping
 from lmfit_gpu.estimator import LMRegressor
 
 __all__ = [
+    "EarlyStopping",
     "LMRegressor",
     "MarquardtDamping",
     "NielsenDamping",

@@ -57,8 +57,6 @@ def check_options(options: Any) -> None:
 
 def _check_model(options: Any) -> None:
     model, residual = options.model, options.residual
-    if model is None and residual is None:
-        raise ValueError("model: got None; give a model, or residual(theta, X, y)")
     if model is not None and not callable(model):
         raise TypeError(f"model: got {model!r}; a callable, a torch module or a module factory is expected")
     if residual is not None and not callable(residual):
@@ -189,7 +187,7 @@ def _listed(what: str, found: Sequence[int]) -> str:
 
 def _checked_targets(estimator: Any, y: Any, n_rows: int) -> Any:
     if y is None:
-        if estimator.model is not None:
+        if estimator.residual is None or estimator.model is not None:
             raise ValueError("y: got None; a model is fitted to targets (requires y to be passed)")
         return None
     if np.ndim(y) == 0:
@@ -290,7 +288,7 @@ def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> 
             "x[:, None] makes one column; curve_fit takes 1-D x."
         )
     if not isinstance(X, torch.Tensor):
-        of_module = is_module(estimator.model)
+        of_module = is_module(estimator)
         return validate_data(estimator, X, reset=reset, dtype="numeric", allow_nd=of_module, ensure_all_finite=finite)
     if X.ndim < 2:
         raise ValueError(f"X: got shape {tuple(X.shape)}; (n_samples, n_features) is expected")

@@ -17,7 +17,7 @@ from lmfit_gpu.compact import Answer, Curve, Limits, UnusualError, has_size, min
 from lmfit_gpu.compact.linear import MOST_PARAMS
 from lmfit_gpu.models import NumpyFunction
 from lmfit_gpu.parameters import resolve_start
-from lmfit_gpu.preparation import CPU, Data, Setup, is_module, squeezes
+from lmfit_gpu.preparation import CPU, Data, Setup, is_module, squeezes, start_given
 from lmfit_gpu.result import Result
 from lmfit_gpu.rows import LEAST_TARGET, ArrayRows, Weights, as_tensor
 from lmfit_gpu.termination import Tolerances
@@ -38,8 +38,10 @@ USUAL = {  # options with the values that the short path knows
     "fixed": ((), None),
     "tied": (None,),
     "loss": ("linear",),
+    "early_stopping": (None, False),
+    "verbose": (0, False),
 }
-COMPARABLE = (str, torch.device, type(None), tuple)  # without asking an array what it equals
+COMPARABLE = (str, int, torch.device, type(None), tuple)  # without asking an array what it equals
 USUAL_LIMITS = Limits()
 NAMES = tuple(f"p{j}" for j in range(MOST_PARAMS))
 REAL = "fiub"  # kinds of dtype that are real numbers
@@ -95,8 +97,8 @@ def attempt(options: Any, data: Data) -> Attempt | None:
     scheme = "user" if callable(options.jac) else SCHEMES.get(options.jac)
     if scheme is None or not _is_usual(options) or not _is_plain(X, 2) or not _is_plain(y, 1):
         return None
-    p0 = options.p0
-    if options.model is None or is_module(options.model) or p0 is None or isinstance(p0, str) or callable(p0):
+    p0 = start_given(options)
+    if options.model is None or is_module(options) or p0 is None or isinstance(p0, str) or callable(p0):
         return None
     squeeze = squeezes(options, X, False)
     x = np.ascontiguousarray(X[:, 0], dtype=np.float64) if squeeze else np.asarray(X, dtype=np.float64)

@@ -17,14 +17,14 @@ from lmfit_gpu.fitting import run
 from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.prediction import predicted
-from lmfit_gpu.preparation import Setup
-from lmfit_gpu.result import Result, scaled_covariance
+from lmfit_gpu.preparation import Setup, has_network
+from lmfit_gpu.result import Result, Status, scaled_covariance
 
 __all__ = ["LMRegressor"]
 
 
 def _can_predict(estimator: "LMRegressor") -> bool:
-    if estimator.model is None and estimator.predict_fn is None:
+    if estimator.residual is not None and estimator.model is None and estimator.predict_fn is None:
         raise AttributeError("predict and score of a residual callable need predict_fn(theta, X)")
     return True
 
@@ -288,8 +288,8 @@ class LMRegressor(RegressorMixin, BaseEstimator):
         self._setup = replace(setup, rows=no_rows)
 
     def _warn(self, result: Result) -> None:
-        if not result.success:
+        if not result.success and result.status is not Status.STOPPED_EARLY:
             warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=4)
         missing = not_estimated(result)
-        if missing:
+        if missing and not has_network(self):  # nobody asks for standard errors of its weights
             warnings.warn(missing, CovarianceWarning, stacklevel=4)

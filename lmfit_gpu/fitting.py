@@ -9,11 +9,13 @@ import torch
 
 from lmfit_gpu.attempt import attempt
 from lmfit_gpu.damping import damping_policy
+from lmfit_gpu.early_stopping import EarlyStopping, HeldOut, resolve_early_stopping, split_rows
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.losses import resolve_loss
-from lmfit_gpu.preparation import Data, Setup, prepare
+from lmfit_gpu.preparation import Data, Setup, is_warm, prepare, targets_of
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Result, of_all_parameters
+from lmfit_gpu.rows import as_tensor
 from lmfit_gpu.starts import find_start, seed_of
 
 __all__ = ["run"]
@@ -50,8 +52,39 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
         tolerances=(options.ftol, options.xtol, options.gtol),
         max_iter=options.max_iter,
     )
+    stopping = resolve_early_stopping(options.early_stopping)
+    data, held = (data, None) if stopping is None else _split(data, stopping, options.random_state)
     setup = prepare(options, data)
-    problem = LeastSquaresProblem(
+    problem = _problem(options, setup)
+    if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
+        raise ValueError(
+            f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
+            "not their sum or mean (squares are taken here)"
+        )
+    held_out = None if stopping is None or held is None else _held_out(options, problem, setup, (held, stopping))
+    minimize = functools.partial(_searched, options, engine, problem, setup.theta, held_out)
+    return setup, cast(Result, _guarded(options, data, setup, minimize, keep))
+
+
+def _split(data: Data, stopping: EarlyStopping, random_state: Any) -> tuple[Data, Data]:
+    """Return the rows to fit and the rows to hold out."""
+    fitted, held = split_rows(len(data.X), stopping.fraction, random_state)
+    return data.some(fitted), data.some(held)
+
+
+def _held_out(
+    options: Any, problem: LeastSquaresProblem, setup: Setup, held_out: tuple[Data, EarlyStopping]
+) -> HeldOut:
+    held, stopping = held_out
+    rows = replace(setup.rows, X=as_tensor(held.X), y=targets_of(held.y), weights=held.weights)
+    others = _problem(options, replace(setup, rows=rows, penalty=None))
+    if problem.coupled or others.coupled:
+        raise ValueError("early_stopping: the model couples rows; none can be held out")
+    return HeldOut(others.cost, stopping.patience)
+
+
+def _problem(options: Any, setup: Setup) -> LeastSquaresProblem:
+    return LeastSquaresProblem(
         setup.model,
         setup.rows,
         setup.theta,
@@ -59,24 +92,24 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
         chunk_rows=options.chunk_rows,
         bounds=setup.bounds,
         loss=resolve_loss(options.loss, options.f_scale),
+        penalty=setup.penalty,
     )
-    if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
-        raise ValueError(
-            f"residual: returned 1 value for {problem.n_params} parameters; a vector of residuals is expected, "
-            "not their sum or mean (squares are taken here)"
-        )
-    minimize = functools.partial(_searched, options, engine, problem, setup.theta)
-    return setup, cast(Result, _guarded(options, data, setup, minimize, keep))
 
 
-def _searched(options: Any, engine: LevenbergMarquardt, problem: LeastSquaresProblem, theta: torch.Tensor) -> Result:
+def _searched(
+    options: Any,
+    engine: LevenbergMarquardt,
+    problem: LeastSquaresProblem,
+    theta: torch.Tensor,
+    held_out: HeldOut | None,
+) -> Result:
     """Return the fit from theta, or with ``p0="auto"`` from the best start that a search from theta finds."""
     used, search = {}, None
-    if isinstance(options.p0, str):  # "auto"
+    if isinstance(options.p0, str) and not is_warm(options):  # "auto"
         theta, search = find_start(problem, theta, engine, seed=seed_of(options.random_state))
         used = {"start": str(search)}
     try:
-        result = engine.minimize(problem, theta, callback=options.callback)
+        result = engine.minimize(problem, theta, callback=options.callback, held_out=held_out)
     except KeyboardInterrupt as interrupt:
         if search is not None and not hasattr(interrupt, "result"):  # not linearised yet: the search has the end
             interrupt.result = search.end  # type: ignore[attr-defined]

@@ -145,7 +145,7 @@ class Jacobian:
         self._broken: dict[int, int] = {}
         problem = self.problem
         item = torch.finfo(theta.dtype).bits // 8
-        self.keeps = problem.n_residuals * (problem.n_params + 1) * item <= KEEP_BYTES
+        self.keeps = problem.n_equations * (problem.n_params + 1) * item <= KEEP_BYTES
         self._kept: dict[int, torch.Tensor] = {}
         self._repairing: Differences | None = None
 
@@ -170,17 +170,24 @@ class Jacobian:
         if block.index in self._kept:
             return self._kept[block.index]
         theta = self.theta.to(block.x.device)
-        c = block.x.shape[0] * self.problem.per_row or self.problem.n_residuals
-        columns = theta.new_empty(theta.numel() + 1, c)
+        part = self.problem.equations(block)
+        columns = theta.new_empty(theta.numel() + 1, part.stop - part.start)
+        if block.penalty is not None:
+            columns[:-1], columns[-1] = block.penalty.columns(theta), block.penalty.residual(theta)
+        else:
+            self._fill(theta, block, columns)
+        if self.keeps:
+            self._kept[block.index] = columns
+        return columns
+
+    def _fill(self, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> None:
+        """Write [J r]ᵀ of a block of rows."""
         values = self.derivatives.route(self.problem, theta, block, columns[:-1])
         if self._repairing is not None:
             self._repair(theta, block, columns[:-1])
         columns[-1], factors = self.problem.surrogate(block, values)
         if factors is not None:
             columns[:-1] *= factors
-        if self.keeps:
-            self._kept[block.index] = columns
-        return columns
 
     def reduce(self, leaf: Callable[[torch.Tensor], Any], combine: Callable[[Any, Any], Any]) -> Any:
         """Reduce all blocks: ``leaf`` of every leaf of [J r]ᵀ, combined pairwise in a fixed order.
@@ -214,7 +221,7 @@ class Jacobian:
         """Return [J r]ᵀ of all rows, shape (n + 1, m), on the first device: 8 m (n + 1) bytes in float64."""
         self._count_pass()
         problem = self.problem
-        columns = self.theta.new_empty(problem.n_params + 1, problem.n_residuals)
+        columns = self.theta.new_empty(problem.n_params + 1, problem.n_equations)
         start = 0
         for part in problem.map_blocks(self.columns):
             stop = start + part.shape[1]
@@ -237,7 +244,7 @@ class Jacobian:
     def rmatvec(self, u: torch.Tensor) -> torch.Tensor:
         """Return Jᵀ u, shape (n,), in float64 on the first device (a kept J: by leaves, like every reduction)."""
         self._count_product()
-        return self._sum_rmatvec(lambda block: u[self._residuals(block)].to(block.x.device))
+        return self._sum_rmatvec(lambda block: u[self.problem.equations(block)].to(block.x.device))
 
     def normal(self, v: torch.Tensor) -> torch.Tensor:
         """Return JᵀJ v, shape (n,), in float64 on the first device, by one pass over the blocks."""
@@ -349,10 +356,6 @@ class Jacobian:
             factors = self.problem.surrogate(block, values)[1]
         return 1.0 if factors is None else factors
 
-    def _residuals(self, block: Block) -> slice:
-        per_row = self.problem.per_row
-        return slice(block.rows.start * per_row, block.rows.stop * per_row) if per_row else slice(None)
-
     def repaired(self) -> "Jacobian":
         """Return J with entries that automatic differentiation left non-finite taken by 3-point differences.
 
@@ -380,7 +383,7 @@ class Jacobian:
 
     def first_non_finite(self) -> tuple[int, int] | None:
         """Return (row, parameter) of the first non-finite entry of J, or None."""
-        for columns, block in zip(self.problem.map_blocks(self.columns), self.problem.row_blocks(), strict=True):
+        for columns, block in zip(self.problem.map_blocks(self.columns), self.problem.row_blocks(), strict=False):
             broken = np.argwhere(~np.isfinite(columns[:-1].T.cpu().numpy()))
             if len(broken):
                 return block.start + int(broken[0][0]) // (self.problem.per_row or 1), int(broken[0][1])

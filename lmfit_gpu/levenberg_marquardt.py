@@ -21,11 +21,11 @@ import torch
 from lmfit_gpu.acceleration import accelerated, accelerates
 from lmfit_gpu.backends import Backend, get_backend
 from lmfit_gpu.certificate import newton_gain
-from lmfit_gpu.damping import DampingPolicy, Scale, TrustRegion, updated_scale
+from lmfit_gpu.damping import DampingPolicy, TrustRegion, updated_scale
+from lmfit_gpu.early_stopping import HeldOut
 from lmfit_gpu.exceptions import NonFiniteError
-from lmfit_gpu.jacobian import Derivatives, Jacobian
+from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.linear import (
-    MANY_PARAMS,
     MOST_DENSE,
     BoundedLinearization,
     Linearization,
@@ -33,10 +33,12 @@ from lmfit_gpu.linear import (
     choose,
     linearize,
 )
-from lmfit_gpu.messages import derivative_not_finite, explained, on_bounds, residuals_not_finite
+from lmfit_gpu.messages import derivative_not_finite, residuals_not_finite
 from lmfit_gpu.models import CALL_ERRORS
+from lmfit_gpu.outcome import result_of
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
+from lmfit_gpu.state import State
 from lmfit_gpu.termination import (
     AT_ROUNDING,
     Tolerances,
@@ -51,32 +53,6 @@ __all__ = ["LevenbergMarquardt", "State"]
 ACCEPT_RATIO = 1e-4  # MINPACK lmder
 FAR = 1e-3  # relative fall of the cost above which no stop is near
 FINER_BELOW = 100 * float(np.sqrt(np.finfo(np.float64).eps))  # relative fall of the cost
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a fit stands between two trials."""
-
-    theta: torch.Tensor
-    cost: float
-    derivatives: Derivatives
-    jacobian: Jacobian
-    lin: Linearization
-    scale: Scale | None
-    policy: Any
-    rounding: float = np.inf  # of ‖r‖, at the start
-    n_iter: int = 0
-    nfev: int = 0  # without those of `jacobian`
-    njev: int = 0
-    rejected: int = 0
-    refusal: str = ""  # what the model raised at its last refused trial
-    stop: Stop | None = None
-    record: IterationRecord | None = None
-
-    @property
-    def evaluations(self) -> int:
-        """Evaluations of the model over all rows so far."""
-        return self.nfev + self.jacobian.nfev
 
 
 @dataclass(frozen=True)
@@ -275,10 +251,18 @@ class LevenbergMarquardt:
         return State(theta, cost, derivatives, jacobian, lin, scale, None, rounding, nfev=nfev, njev=njev)
 
     def _solver(self, problem: LeastSquaresProblem) -> str:
-        return choose(self.solver, problem.n_residuals, problem.n_params)
+        return choose(self.solver, problem.n_equations, problem.n_params)
 
     def _backend(self, problem: LeastSquaresProblem) -> Backend:
         return get_backend(self.backend, problem.device)
+
+    def _result(self, problem: LeastSquaresProblem, state: State, history: list[IterationRecord]) -> Result:
+        engine = {
+            "solver": self._solver(problem),
+            "backend": self._backend(problem).name,
+            "damping": self.damping,
+        }
+        return result_of(problem, state, history, engine)
 
     def minimize(
         self,
@@ -286,6 +270,7 @@ class LevenbergMarquardt:
         theta: torch.Tensor,
         *,
         callback: Callable[[IterationRecord], Any] | None = None,
+        held_out: HeldOut | None = None,
     ) -> Result:
         """Minimise from a start.
 
@@ -296,6 +281,8 @@ class LevenbergMarquardt:
             The start, on the problem's first device.
         callback : callable, optional
             Called with the record of every trial; a true return value stops the fit.
+        held_out : HeldOut, optional
+            Rows whose cost ends the fit and says which point is the best.
 
         Returns
         -------
@@ -316,68 +303,27 @@ class LevenbergMarquardt:
             problem.close()
             raise
         history: list[IterationRecord] = []
+        watch = None
         try:
+            watch = None if held_out is None else held_out.watch(state)
             while state.stop is None:
                 if state.n_iter >= self.max_iter:
                     state = replace(state, stop=Stop(Status.MAX_ITER, state.n_iter, self.max_iter))
                     break
                 state = self.step(problem, state)
+                state, watch = (state, None) if watch is None else watch.after(state)
                 record = cast(IterationRecord, state.record)
                 history.append(record)
                 if callback is not None and callback(record) and state.stop is None:
                     state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
         except (KeyboardInterrupt, *CALL_ERRORS) as interrupt:  # Ctrl-C, or the model failed where it must not
             state = replace(state, stop=Stop(Status.INTERRUPTED, state.n_iter, float("inf")))
+            state = state if watch is None else watch.restored(state)
             interrupt.result = self._result(problem, state, history)  # type: ignore[union-attr]
             raise
         finally:
             problem.close()
-        return self._result(problem, state, history)
-
-    def _result(self, problem: LeastSquaresProblem, state: State, history: list[IterationRecord]) -> Result:
-        covariance, rank, undetermined = _covariance(problem, state)
-        roles = on_bounds(problem, state.theta)
-        bound = [f"{problem.names[j]} ({role})" for j, role in roles.items()]
-        used: dict[str, Any] = {
-            "jac": state.derivatives.name,
-            "solver": self._solver(problem),
-            "backend": self._backend(problem).name,
-            "damping": self.damping,
-            "devices": [str(device) for device in problem.devices],
-            "chunk_rows": None if problem.coupled else problem.chunk_rows,
-            "rows": "coupled: evaluated all together" if problem.coupled else "independent",
-        }
-        if state.jacobian.n_repaired:
-            used["not finite"] = f"{state.jacobian.n_repaired} derivatives at the end, taken by differences"
-        return Result(
-            theta=state.theta.detach().double().cpu().numpy().copy(),
-            names=problem.names,
-            cost=state.cost,
-            stop=explained(cast(Stop, state.stop), state.refusal, bound),
-            n_iter=state.n_iter,
-            nfev=state.evaluations,
-            njev=state.njev,
-            n_residuals=problem.n_residuals,
-            n_observed=problem.n_observed,
-            history=history,
-            used=used,
-            covariance=covariance,
-            rank=rank,
-            undetermined=undetermined,
-            roles=roles,
-        )
-
-
-def _covariance(problem: LeastSquaresProblem, state: State) -> tuple[np.ndarray | None, int, np.ndarray]:
-    """Return (JᵀJ)⁻¹, rank and undetermined mask; without a dense matrix None, and full rank taken for granted."""
-    n = problem.n_params
-    if not state.lin.finite:
-        return np.full((n, n), np.nan) if n <= MANY_PARAMS else None, 0, np.ones(n, dtype=bool)
-    found = state.lin.covariance()
-    if found is None:
-        return None, min(n, problem.n_residuals), np.zeros(n, dtype=bool)
-    covariance, rank, undetermined = found
-    return covariance.numpy(), rank, undetermined.numpy()
+        return self._result(problem, state if watch is None else watch.restored(state), history)
 
 
 def _far(state: State, tolerances: Tolerances) -> bool:

@@ -191,6 +191,12 @@ class ModuleModel:
         return [entry for name, shape in self._shapes.items() for entry in _entry_names(name, shape)]
 
     @property
+    def are_weights(self) -> list[bool]:
+        """Which free parameters are entries of weights, tensors with two or more axes; biases and gains are not."""
+        sizes = zip(self._shapes.values(), self._sizes, strict=True)
+        return [len(shape) >= 2 for shape, size in sizes for _ in range(size)]
+
+    @property
     def theta(self) -> torch.Tensor:
         """The free parameters as one vector, shape (n_params,), in the module's dtype."""
         parameters = dict(self.module.named_parameters())

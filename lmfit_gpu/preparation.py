@@ -8,7 +8,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,11 +26,24 @@ from lmfit_gpu.models import (
     TorchFunction,
     adapt_callable,
 )
+from lmfit_gpu.network import TanhNetwork, hidden_sizes, standardise
 from lmfit_gpu.parameters import Start, resolve_start
+from lmfit_gpu.penalty import Penalty, penalty_on
 from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
 from lmfit_gpu.ties import tie_arguments
 
-__all__ = ["CPU", "Data", "Setup", "is_module", "prepare", "squeezes"]
+__all__ = [
+    "CPU",
+    "Data",
+    "Setup",
+    "has_network",
+    "is_module",
+    "is_warm",
+    "prepare",
+    "squeezes",
+    "start_given",
+    "targets_of",
+]
 
 CPU = torch.device("cpu")
 SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
@@ -54,6 +67,15 @@ class Data:
     weights: Weights | None = None
     n_left_out: int = 0
 
+    def some(self, rows: torch.Tensor) -> "Data":
+        """Return some of the rows."""
+
+        def taken(values: Any) -> Any:
+            return values[rows.to(values.device) if isinstance(values, torch.Tensor) else rows.numpy()]
+
+        weights = None if self.weights is None else self.weights.some(rows)
+        return replace(self, X=taken(self.X), y=None if self.y is None else taken(self.y), weights=weights)
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -75,6 +97,7 @@ class Setup:
         ``predict_fn`` gets all rows at once: whether it couples them is not known.
     constraints : Constraints or None
         None: all parameters are free.
+    penalty : Penalty or None
     """
 
     model: Model
@@ -85,6 +108,7 @@ class Setup:
     y_shape: tuple[int, ...]
     predicts_whole: bool
     constraints: Constraints | None = None
+    penalty: Penalty | None = None
 
     @property
     def bounds(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -92,9 +116,30 @@ class Setup:
         return None if self.constraints is None else self.constraints.bounds(self.theta)
 
 
-def is_module(model: Any) -> bool:
-    """Return whether a model is a torch module or makes one."""
-    return isinstance(model, torch.nn.Module) or is_factory(model)
+def is_module(options: Any) -> bool:
+    """Return whether what is fitted is a torch module: given, made by a factory, or the default network."""
+    model = options.model
+    return has_network(options) or isinstance(model, torch.nn.Module) or is_factory(model)
+
+
+def has_network(options: Any) -> bool:
+    """Return whether the default network is fitted."""
+    return options.model is None and options.residual is None
+
+
+def start_given(options: Any) -> Any:
+    """Return what p0 means in this fit: with ``warm_start`` after a fit its parameters by name, or their vector."""
+    if not is_warm(options):
+        return options.p0
+    setup = options._setup
+    if setup.constraints is not None and setup.constraints.ties:
+        return options.params_
+    return options.theta_ if setup.constraints is None else options.theta_[: setup.constraints.n_model]
+
+
+def is_warm(options: Any) -> bool:
+    """Return whether a fit starts where the one before has ended."""
+    return bool(options.warm_start) and hasattr(options, "result_")
 
 
 def prepare(options: Any, data: Data) -> Setup:
@@ -103,7 +148,8 @@ def prepare(options: Any, data: Data) -> Setup:
     Parameters
     ----------
     options : LMRegressor
-        Of which model, residual, predict_fn, p0, bounds, fixed, tied, x_format, devices, dtype, random_state are read.
+        Of which model, residual, predict_fn, p0, bounds, fixed, tied, x_format, devices, dtype, hidden_layer_sizes,
+        alpha, random_state and warm_start are read.
     data : Data
 
     Raises
@@ -112,23 +158,22 @@ def prepare(options: Any, data: Data) -> Setup:
         If the model cannot be called at the start, or an option does not fit the data.
     """
     X, y = data.X, data.y
-    of_module = is_module(options.model)
-    targets = None if y is None else as_tensor(y)
-    if targets is not None and not targets.is_floating_point():
-        targets = targets.double()
+    of_module = is_module(options)
+    targets = targets_of(y)
     token_numbers = of_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
     squeeze = squeezes(options, X, of_module)
     rows = ArrayRows(as_tensor(X), targets, squeeze, cast_features=not token_numbers, weights=data.weights)
     y_shape = () if y is None else tuple(y.shape[1:])
     if of_module:
-        module, devices = _module(options, X, y)
+        module, devices = _module(options, data)
         theta = module.theta
         model: Model = module if options.residual is None else ResidualOf(module, options.residual)
         constraints = None
         if options.bounds is not None or np.size(options.fixed) or options.tied:
             start = Start(theta.double().cpu().numpy(), tuple(module.names), "module", theta.numel())
             constraints = _constraints(options, start)
-        return _constrained(Setup(model, module, rows, theta, devices, y_shape, predicts_whole=False), constraints)
+        setup = _constrained(Setup(model, module, rows, theta, devices, y_shape, predicts_whole=False), constraints)
+        return replace(setup, penalty=_penalty(options, module, rows, constraints))
     dtype = arithmetic(options.dtype, torch.float64)
     devices = resolve_devices(options.devices, X.device if isinstance(X, torch.Tensor) else CPU)
     where, prefer_torch = (devices[0], dtype), isinstance(X, torch.Tensor)
@@ -162,20 +207,68 @@ def squeezes(options: Any, X: Any, of_module: bool) -> bool:
     return one_column and not of_module and options.x_format != "columns"
 
 
-def _module(options: Any, X: Any, y: Any) -> tuple[ModuleModel, tuple[torch.device, ...]]:
-    if isinstance(options.model, torch.nn.Module):
-        module = copy.deepcopy(options.model)
-    else:
-        n_outputs = 1 if y is None or y.ndim == 1 else y.shape[1]
-        module = made_by(options.model, X.shape[1], n_outputs, options.random_state)
+def targets_of(y: Any) -> torch.Tensor | None:
+    """Return targets as a tensor of floating-point numbers."""
+    targets = None if y is None else as_tensor(y)
+    return targets.double() if targets is not None and not targets.is_floating_point() else targets
+
+
+def _module(options: Any, data: Data) -> tuple[ModuleModel, tuple[torch.device, ...]]:
+    module = _new_module(options, data)
     own = next(iter(module.parameters()), None)
     if own is None or not any(p.requires_grad for p in module.parameters()):
         raise ValueError("model: the module has no parameter to fit (requires_grad is False for all)")
-    devices = resolve_devices(options.devices, own.device)
+    where = data.X.device if has_network(options) and isinstance(data.X, torch.Tensor) else own.device
+    devices = resolve_devices(options.devices, where)
     model = ModuleModel(module.to(device=devices[0], dtype=arithmetic(options.dtype, own.dtype)))
-    if options.p0 is not None and not (isinstance(options.p0, str) and options.p0 == "auto"):
-        model.load(_module_start(options.p0, model, (X, y)).to(model.theta))
+    if is_warm(options):
+        _load_last(module, options)
+    elif options.p0 is not None and not (isinstance(options.p0, str) and options.p0 == "auto"):
+        model.load(_module_start(options.p0, model, (data.X, data.y)).to(model.theta))
     return model, devices
+
+
+def _new_module(options: Any, data: Data) -> torch.nn.Module:
+    if isinstance(options.model, torch.nn.Module):
+        return copy.deepcopy(options.model)
+    X, y = data.X, data.y
+    n_outputs = 1 if y is None or y.ndim == 1 else y.shape[1]
+    if not has_network(options):
+        return made_by(options.model, X.shape[1], n_outputs, options.random_state)
+    if X.ndim != 2:
+        raise ValueError(f"X: got shape {tuple(X.shape)}; the default network takes (n_samples, n_features)")
+    sizes = hidden_sizes(options.hidden_layer_sizes)
+    network = made_by(lambda: TanhNetwork(X.shape[1], n_outputs, sizes), X.shape[1], n_outputs, options.random_state)
+    standardise(cast(TanhNetwork, network), as_tensor(X), cast(torch.Tensor, targets_of(y)), data.weights)
+    return network
+
+
+def _load_last(module: torch.nn.Module, options: Any) -> None:
+    """Start a module where the last fit has ended; the default network keeps its units as well."""
+    try:
+        module.load_state_dict(options.module_.state_dict())
+    except (RuntimeError, AttributeError) as error:
+        raise ValueError(f"warm_start: the last fit was of another model, or of other data: {error}") from error
+
+
+def _penalty(options: Any, module: ModuleModel, rows: ArrayRows, constraints: Constraints | None) -> Penalty | None:
+    if options.alpha == 0:
+        return None
+    return penalty_on(
+        module.are_weights, options.alpha * _variance(rows) if has_network(options) else options.alpha, constraints
+    )
+
+
+def _variance(rows: ArrayRows) -> float:
+    """Return the variance of the targets, in units of sigma; 1 for constant ones."""
+    y = cast(torch.Tensor, rows.y).double()
+    y = y.reshape(len(y), -1)
+    frequency, inverse_sigma = (rows.weights or Weights()).read(slice(None), y.numel(), y.device, y.dtype)
+    share = torch.ones_like(y) if frequency is None else frequency.reshape(y.shape)
+    share = share / share.sum(0)
+    z = y - (share * y).sum(0)
+    z = z if inverse_sigma is None else z * inverse_sigma.reshape(y.shape)
+    return float((share * z**2).sum(0).mean()) or 1.0
 
 
 def _module_start(p0: Any, model: ModuleModel, data: tuple[Any, Any]) -> torch.Tensor:
@@ -202,7 +295,7 @@ def _functions(
     if options.tied is not None and not isinstance(options.tied, Mapping):
         raise TypeError(f"tied: got {options.tied!r}; a dict of name to callable is expected")
     ties = {name: tie_arguments(name, tie) for name, tie in (options.tied or {}).items()}
-    start = resolve_start(options.p0, function, host, "residual" if alone else None, ties)
+    start = resolve_start(start_given(options), function, host, "residual" if alone else None, ties)
     constraints = _constraints(options, start)
     names, order = start.names[: start.n_model], start.order
     theta = torch.from_numpy(start.theta if constraints is None else constraints.start[: start.n_model]).to(*where)

@@ -23,6 +23,7 @@ import torch
 from lmfit_gpu.box import Bounds, checked, inside, rooms
 from lmfit_gpu.losses import Loss
 from lmfit_gpu.models import CALL_ERRORS, Model
+from lmfit_gpu.penalty import Penalty
 from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, Weights, chunk_slices, leaf_slices
 
 __all__ = ["Block", "LeastSquaresProblem", "nearby"]
@@ -38,7 +39,7 @@ IN_FLIGHT = 2  # blocks waiting per device: one is worked on while the next is r
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows on one device, with the replica of the model that lives there."""
+    """Some rows on one device, with the replica of the model that lives there; or the penalty in place of rows."""
 
     index: int
     rows: slice
@@ -46,6 +47,7 @@ class Block:
     y: torch.Tensor | None
     model: Model
     weights: Weights | None = None
+    penalty: Penalty | None = None
 
     def residual(self, values: torch.Tensor) -> torch.Tensor:
         """Return the residuals (c,) that belong to values (c,), in the units of the values."""
@@ -76,6 +78,8 @@ class LeastSquaresProblem:
         Each (n_params,), ±inf where there is no bound: the model is evaluated nowhere else.
     loss : Loss, optional
         None: half the sum of squares.
+    penalty : Penalty, optional
+        Further equations, in a block of their own after those of the rows; neither weights nor loss touch them.
 
     Raises
     ------
@@ -94,9 +98,11 @@ class LeastSquaresProblem:
         chunk_rows: int | str = "auto",
         bounds: Bounds | None = None,
         loss: Loss | None = None,
+        penalty: Penalty | None = None,
     ) -> None:
         self.rows = rows
         self.loss = loss
+        self.penalty = penalty
         self.dtype = theta.dtype
         self.devices = tuple(devices)
         self.is_residual = model.is_residual
@@ -139,8 +145,21 @@ class LeastSquaresProblem:
         """Return the slices of rows that are evaluated together."""
         return chunk_slices(self.rows.n_samples, self.chunk_rows)
 
+    def blocks(self) -> list[slice | None]:
+        """Return the rows of every block of equations; None is the penalty."""
+        return [*self.row_blocks(), *([] if self.penalty is None else [None])]
+
+    def equations(self, block: Block) -> slice:
+        """Return which equations, of all, are those of a block."""
+        if block.penalty is not None:
+            return slice(self.n_residuals, self.n_equations)
+        per_row = self.per_row
+        return slice(block.rows.start * per_row, block.rows.stop * per_row) if per_row else slice(0, self.n_residuals)
+
     def values(self, theta: torch.Tensor, block: Block) -> torch.Tensor:
         """Return the model's values on a block, shape (c,): row by row, outputs of a row together."""
+        if block.penalty is not None:
+            return block.penalty.residual(theta)
         return _flat(block.model(theta, block.x, block.y), block.y, block.model.is_residual, block.x.shape[0])
 
     @property
@@ -156,7 +175,7 @@ class LeastSquaresProblem:
     def surrogate(self, block: Block, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return r̃ (c,) and the factors s (c,) of the rows of J̃ that belong to values (c,); None for all ones."""
         r = block.residual(values)
-        if self.is_plain:
+        if self.is_plain or block.penalty is not None:
             return r, None
         frequency, inverse_sigma = block.spread(values)
         s: torch.Tensor | None = None
@@ -175,7 +194,7 @@ class LeastSquaresProblem:
         r = block.residual(values).double()
         frequency, inverse_sigma = block.spread(r)
         r = r if inverse_sigma is None else r * inverse_sigma
-        squares = r**2 if self.loss is None else self.loss.value(r)
+        squares = r**2 if self.loss is None or block.penalty is not None else self.loss.value(r)
         return squares if frequency is None else frequency * squares
 
     def cost(self, theta: torch.Tensor) -> float:
@@ -217,13 +236,18 @@ class LeastSquaresProblem:
         return float(weights.frequency.sum()) * self.n_residuals / self.rows.n_samples
 
     @property
+    def n_equations(self) -> int:
+        """Rows of J̃: residuals, and a penalty's."""
+        return self.n_residuals + (0 if self.penalty is None else self.penalty.size)
+
+    @property
     def leaf_per_row(self) -> int:
         """Residuals a row contributes to a leaf (coupled residual vectors are cut by residuals)."""
         return self.per_row or 1
 
     def map_blocks(self, function: Callable[[Block], Any]) -> Iterator[Any]:
         """Yield ``function(block)`` for every block in order; with several devices in one thread each."""
-        slices = self.row_blocks()
+        slices = self.blocks()
         if len(self.devices) == 1:
             for index, rows in enumerate(slices):
                 yield function(self._read(index, rows, 0))
@@ -237,10 +261,13 @@ class LeastSquaresProblem:
         while pending:
             yield pending.pop(0).result()
 
-    def _run(self, function: Callable[[Block], Any], index: int, rows: slice, worker: int) -> Any:
+    def _run(self, function: Callable[[Block], Any], index: int, rows: slice | None, worker: int) -> Any:
         return function(self._read(index, rows, worker))
 
-    def _read(self, index: int, rows: slice, worker: int) -> Block:
+    def _read(self, index: int, rows: slice | None, worker: int) -> Block:
+        if rows is None:
+            nothing = torch.empty(0, dtype=self.dtype, device=self.devices[worker])
+            return Block(index, slice(0, 0), nothing, None, self.replicas[worker], penalty=self.penalty)
         x, y = self.rows.read(rows, self.devices[worker], self.dtype)
         return Block(index, rows, x, y, self.replicas[worker], self.rows.weights)
 

@@ -26,6 +26,7 @@ class Status(IntEnum):
     NON_FINITE_JACOBIAN = -3
     STOPPED_BY_CALLBACK = -4
     INTERRUPTED = -5
+    STOPPED_EARLY = -6
 
 
 MEASURE = {  # what is compared with the limit, and what to try
@@ -49,6 +50,7 @@ MEASURE = {  # what is compared with the limit, and what to try
     ),
     Status.STOPPED_BY_CALLBACK: ("iterations", ""),
     Status.INTERRUPTED: ("iterations", ""),
+    Status.STOPPED_EARLY: ("least cost of the held-out rows", ""),
 }
 
 
@@ -99,6 +101,8 @@ class IterationRecord:
         −gᵀp − ½‖Jp‖² of the step, in units of the cost.
     n_inner : int
         Inner iterations of the step, with solver="cg".
+    held_out_cost : float
+        Cost of the rows held out for early stopping, at the best point after the trial; NaN without any.
     """
 
     n_iter: int
@@ -113,6 +117,7 @@ class IterationRecord:
     jac: str
     predicted_reduction: float = float("nan")
     n_inner: int = 0
+    held_out_cost: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,10 @@ class Result:
         The residuals are in standard deviations: the covariance is not scaled by s².
     roles : dict of int to str
         What is special about a parameter: on a bound, fixed, tied.
+    penalty : float
+        ½α‖weights‖², the part of the cost that is not of the data.
+    shrinkage : float
+        Parameters that the penalty determines rather than the data, of the rank.
     """
 
     theta: np.ndarray
@@ -167,6 +176,8 @@ class Result:
     n_observed: float | None = None
     absolute_sigma: bool = False
     roles: dict[int, str] = field(default_factory=dict, repr=False)
+    penalty: float = 0.0
+    shrinkage: float = 0.0
 
     @property
     def status(self) -> Status:
@@ -185,8 +196,11 @@ class Result:
 
     @property
     def dof(self) -> float:
-        """Degrees of freedom: residuals, counted with their frequencies, less the rank of J."""
-        observed = self.n_residuals if self.n_observed is None else self.n_observed
+        """Degrees of freedom: residuals, counted with their frequencies, less the rank of J.
+
+        With a penalty, less what the data determine of it: the effective number of parameters.
+        """
+        observed = (self.n_residuals if self.n_observed is None else self.n_observed) + self.shrinkage
         return int(observed) - self.rank if observed == int(observed) else observed - self.rank
 
     @property
@@ -254,6 +268,8 @@ class Result:
 def scaled_covariance(result: Result) -> np.ndarray | None:
     """Return s²(JᵀJ)⁻¹, s² = 2 cost / dof, or 1 with absolute sigma; None without a covariance.
 
+    A penalty is no part of the cost here.
+
     Infinite throughout, but for fixed parameters, when no degree of freedom is left to estimate s².
     """
     covariance = result.covariance
@@ -262,7 +278,9 @@ def scaled_covariance(result: Result) -> np.ndarray | None:
     if not result.has_freedom:
         return np.where(covariance == 0, 0.0, np.inf) if result.roles else np.full_like(covariance, np.inf)
     with np.errstate(invalid="ignore"):  # inf stays inf, of a perfect fit too
-        return np.where(np.isinf(covariance), covariance, covariance * (2 * result.cost / result.dof))
+        return np.where(
+            np.isinf(covariance), covariance, covariance * (2 * (result.cost - result.penalty) / result.dof)
+        )
 
 
 def of_all_parameters(result: Result, constraints: Constraints) -> Result:

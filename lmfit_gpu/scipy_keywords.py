@@ -34,7 +34,7 @@ __all__ = ["MAPPED", "OWN", "REFUSED", "FactorRegion", "fit_options"]
 
 OWN = frozenset(
     """solver backend devices dtype chunk_rows damping ftol xtol gtol max_iter random_state callback fixed tied loss
-    f_scale""".split()
+    f_scale verbose""".split()
 )
 MAPPED = frozenset("maxfev max_nfev x_scale diag factor tr_solver col_deriv".split())
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # keyword: (values that ask for nothing, what to use)
@@ -46,7 +46,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # keyword: (values that ask
     "Dfun": ((None,), "give the Jacobian function of the model as jac"),
     "jac_sparsity": ((None,), "J is dense here; solver='cg' with a model in torch needs no J"),
     "tr_options": ((None, {}), "there are no such options; damping=TrustRegion(...) has those of the trust region"),
-    "verbose": ((0, False), "nothing is printed here; callback=print shows every trial"),
     "workers": ((None,), "differences are not taken in several processes; a model in torch needs none"),
     "kwargs": ((None, {}), "bind further arguments of the model with functools.partial"),
 }

@@ -749,7 +749,6 @@ REFUSED = {
     "Dfun": decay_jac,
     "jac_sparsity": np.ones((11, 2)),
     "tr_options": {"regularize": True},
-    "verbose": 2,
     "workers": 2,
     "kwargs": {"b": 1},
 }

@@ -14,7 +14,12 @@ from lmfit_gpu.scipy_keywords import MAPPED, OWN, REFUSED, FactorRegion, fit_opt
 
 OF_CURVE_FIT = set(inspect.signature(curve_fit).parameters) - {"kwargs"}
 ARGUMENTS = {"func", "fun", "x0"}  # what curve_fit itself gives
-NOT_OPTIONS = {"model", "residual", "predict_fn", "x_format", "self"}
+NOT_OPTIONS = {"model", "residual", "predict_fn", "x_format", "self"} | {  # of networks and estimators
+    "hidden_layer_sizes",
+    "alpha",
+    "early_stopping",
+    "warm_start",
+}
 
 
 def test_the_groups_do_not_overlap():

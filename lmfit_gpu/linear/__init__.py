@@ -87,7 +87,7 @@ def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> FullLineariz
     BackendUnavailableError
         If the backend has no room for the matrices of the solver, before anything is computed.
     """
-    m, n = jacobian.problem.n_residuals, jacobian.problem.n_params
+    m, n = jacobian.problem.n_equations, jacobian.problem.n_params
     purpose = f"solver={solver!r} with {m} residuals and {n} parameters"
     faces = 1 if jacobian.problem.bounds is None else 3  # a step within bounds keeps two faces besides
     backend.reserve(faces * SOLVERS[solver].room(m, n), purpose)

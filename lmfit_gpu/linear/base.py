@@ -181,7 +181,7 @@ def reduce_with(jacobian: Jacobian, backend: Backend, leaf: str) -> torch.Tensor
         leaves = backend.leaves(device)
         return leaves.to_tensor(leaves.join_triangles(leaves.asarray(upper), leaves.asarray(lower)), device)
 
-    many = jacobian.problem.n_residuals > LEAF_ROWS
+    many = jacobian.problem.n_equations > LEAF_ROWS
     with backend.leaves(device).leaf_threads() if many else nullcontext():
         return jacobian.reduce(reduced, joined if leaf == "triangle" else torch.add)
 

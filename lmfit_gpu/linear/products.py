@@ -109,14 +109,14 @@ def reduce_for_products(jacobian: Jacobian, backend: Backend) -> Reduction:
         gradient, norm = jacobian.gradient()
         rounding = torch.finfo(jacobian.theta.dtype).eps
         return Reduction(where, FreeProducts(jacobian), gradient, _estimated_norms(jacobian), norm, rounding, gram)
-    if problem.n_params <= problem.n_residuals:
+    if problem.n_params <= problem.n_equations:
         n = problem.n_params
         squares = reduce_with(jacobian, backend, "gram")
         product = StoredGram(backend.asarray(squares[:n, :n]))
         norms = squares.diagonal() ** 0.5
         return Reduction(backend, product, squares[:n, n], norms[:n], float(norms[n]), EPSILON, lambda: squares[:n, :n])
     sums = _sums(jacobian)
-    rows = backend.stacked((block for _, block in jacobian.blocks()), (problem.n_residuals, problem.n_params))
+    rows = backend.stacked((block for _, block in jacobian.blocks()), (problem.n_equations, problem.n_params))
     return Reduction(backend, StoredRows(rows), *sums, EPSILON, gram)
 
 
@@ -138,6 +138,6 @@ def _estimated_norms(jacobian: Jacobian) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
     squares = torch.zeros_like(jacobian.theta, dtype=torch.float64)
     for _ in range(PROBES):
-        signs = torch.randint(0, 2, (jacobian.problem.n_residuals,), generator=generator, dtype=torch.int8)
+        signs = torch.randint(0, 2, (jacobian.problem.n_equations,), generator=generator, dtype=torch.int8)
         squares += jacobian.rmatvec((2 * signs - 1).to(jacobian.theta)) ** 2
     return (squares / PROBES) ** 0.5
