@@ -1,4 +1,4 @@
-r"""Jacobian of one block of rows by automatic differentiation, by five routes.
+r"""Jacobian of one block of rows by automatic differentiation, by six routes.
 
 A *route* fills ``columns`` (n, c), the transposed Jacobian of c values with respect to n parameters, and
 returns the values (c,). Cost in passes through the model, for values of q outputs per row:
@@ -6,6 +6,8 @@ returns the values (c,). Cost in passes through the model, for values of q outpu
 =========  ==================================================  ================  ========================
 route      idea                                                passes            needs
 =========  ==================================================  ================  ========================
+layerwise  outer products of layer inputs and output           1 forward,        independent rows, linear
+           gradients (:mod:`lmfit_gpu.layerwise`)              q backward        layers used once
 expanded   every row gets its own copy of each parameter; one  1 forward,        independent rows, a model
            backward pass gives all rows' gradients             q backward        that broadcasts
 rowwise    vmap over rows of the gradient of one row           1 forward,        independent rows, no
@@ -31,6 +33,7 @@ from torch.autograd import forward_ad
 from torch.func import grad_and_value, jacrev, jvp, vmap
 
 from lmfit_gpu.box import rooms
+from lmfit_gpu.layerwise import Layerwise
 from lmfit_gpu.models import CALL_ERRORS, TorchFunction, gradient_is_whole
 from lmfit_gpu.problem import Block, LeastSquaresProblem, nearby
 
@@ -284,7 +287,7 @@ def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:
     if problem.coupled:
         return routes if problem.n_params <= n_values else routes[::-1]
     whole = _innermost(problem.replicas[0])
-    return [Expanded(), Rowwise(), *routes] if isinstance(whole, TorchFunction) else [Rowwise(), *routes]
+    return [Expanded(), Rowwise(), *routes] if isinstance(whole, TorchFunction) else [Layerwise(), Rowwise(), *routes]
 
 
 def _innermost(model: Callable) -> Callable:

@@ -23,7 +23,7 @@ from lmfit_gpu.autodiff import Reverse, Route, choose_route
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.extrapolation import Ladder
 from lmfit_gpu.models import CALL_ERRORS, NumpyFunction, TorchFunction
-from lmfit_gpu.preparation import Data, is_module, prepare
+from lmfit_gpu.preparation import Data, gives_module, prepare
 from lmfit_gpu.problem import Block, LeastSquaresProblem
 from lmfit_gpu.user_jacobian import UserJacobian
 
@@ -164,11 +164,11 @@ def check_jacobian(
 
 def _problem(model: Any, X: Any, theta: Any, y: Any) -> tuple[LeastSquaresProblem, torch.Tensor]:
     """Return the problem and the point, in float64."""
-    if theta is None and not is_module(model):
+    if theta is None and not gives_module(model):
         raise ValueError("theta: got None; only a module has parameters of its own")
     if callable(theta) or isinstance(theta, str):
         raise TypeError(f"theta: got {theta!r}; a sequence or a dict of numbers is expected")
-    if y is not None and is_module(model):
+    if y is not None and gives_module(model):
         raise ValueError("y: goes with a residual callable; a module is checked by its predictions")
     theta = theta.detach().cpu().tolist() if isinstance(theta, torch.Tensor) else theta
     X, y = _data(X, "X"), None if y is None else _data(y, "y")
@@ -186,6 +186,9 @@ def _problem(model: Any, X: Any, theta: Any, y: Any) -> tuple[LeastSquaresProble
         devices="auto",
         dtype=torch.float64,
         random_state=0,
+        alpha=0.0,
+        hidden_layer_sizes=None,
+        warm_start=False,
     )
     try:
         setup = prepare(options, Data(X[:, None] if X.ndim == 1 else X, y))

@@ -64,10 +64,13 @@ class HeldOut:
     ----------
     cost : callable (theta) -> float
     patience : int
+    close : callable ()
+        Called at the end of the fit.
     """
 
     cost: Callable[[torch.Tensor], float]
     patience: int
+    close: Callable[[], None] = lambda: None
 
     def watch(self, state: State) -> "Watch":
         """Return the watch at the start of a fit."""

@@ -310,8 +310,8 @@ class LevenbergMarquardt:
                 if state.n_iter >= self.max_iter:
                     state = replace(state, stop=Stop(Status.MAX_ITER, state.n_iter, self.max_iter))
                     break
-                state = self.step(problem, state)
-                state, watch = (state, None) if watch is None else watch.after(state)
+                moved = self.step(problem, state)
+                state, watch = (moved, None) if watch is None else watch.after(moved)
                 record = cast(IterationRecord, state.record)
                 history.append(record)
                 if callback is not None and callback(record) and state.stop is None:
@@ -323,6 +323,8 @@ class LevenbergMarquardt:
             raise
         finally:
             problem.close()
+            if held_out is not None:
+                held_out.close()
         return self._result(problem, state if watch is None else watch.restored(state), history)
 
 

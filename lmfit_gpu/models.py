@@ -18,6 +18,7 @@ Whether a callable is written in numpy or in torch is found out by trying (:func
 """
 
 import copy
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -189,6 +190,12 @@ class ModuleModel:
     def names(self) -> list[str]:
         """``slope`` for a scalar parameter, ``lin.weight[0,1]`` for an entry of a larger one."""
         return [entry for name, shape in self._shapes.items() for entry in _entry_names(name, shape)]
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Where in theta each tensor of free parameters is."""
+        ends = itertools.accumulate(self._sizes)
+        return {name: slice(end - size, end) for name, size, end in zip(self._shapes, self._sizes, ends, strict=True)}
 
     @property
     def are_weights(self) -> list[bool]:

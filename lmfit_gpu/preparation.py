@@ -36,6 +36,7 @@ __all__ = [
     "CPU",
     "Data",
     "Setup",
+    "gives_module",
     "has_network",
     "is_module",
     "is_warm",
@@ -118,8 +119,12 @@ class Setup:
 
 def is_module(options: Any) -> bool:
     """Return whether what is fitted is a torch module: given, made by a factory, or the default network."""
-    model = options.model
-    return has_network(options) or isinstance(model, torch.nn.Module) or is_factory(model)
+    return has_network(options) or gives_module(options.model)
+
+
+def gives_module(model: Any) -> bool:
+    """Return whether a model is a torch module or makes one."""
+    return isinstance(model, torch.nn.Module) or is_factory(model)
 
 
 def has_network(options: Any) -> bool:

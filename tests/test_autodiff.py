@@ -186,9 +186,17 @@ def test_a_broadcasting_callable_is_expanded(name):
     assert chosen(*case(name)) == "expanded"
 
 
-@pytest.mark.parametrize("name", ["theta", *MODULES])
+NETWORKS = ["network", "network-two-outputs", "network-residual-of"]
+
+
+@pytest.mark.parametrize("name", ["theta", *(name for name in MODULES if name not in NETWORKS)])
 def test_modules_and_matrix_products_go_row_by_row(name):
     assert chosen(*case(name)) == "rowwise"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_linear_layers_go_layer_by_layer(name):
+    assert chosen(*case(name)) == "layerwise"
 
 
 def written_row_by_row(x, a, b, c):
