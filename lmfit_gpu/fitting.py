@@ -18,6 +18,7 @@ from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import Result, of_all_parameters
 from lmfit_gpu.rows import as_tensor
 from lmfit_gpu.starts import find_start, seed_of
+from lmfit_gpu.termination import OF_NETWORKS
 
 __all__ = ["run"]
 
@@ -57,8 +58,9 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
         solver=_solver(options, problem),
         backend=options.backend,
         damping=damping,
-        tolerances=(options.ftol, options.xtol, options.gtol),
+        tolerances=(_ftol(options, setup), options.xtol, options.gtol),
         max_iter=options.max_iter,
+        within_reach=has_network(options) or setup.penalty is not None,
     )
     if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
         raise ValueError(
@@ -74,6 +76,12 @@ def _solver(options: Any, problem: LeastSquaresProblem) -> str:
     """Return the solver; for the default network on many rows cholesky, half the work of qr for digits of no use."""
     automatic = options.solver == "auto" and has_network(options) and problem.n_params <= MANY_PARAMS
     return "cholesky" if automatic and problem.n_equations * problem.n_params**2 > MUCH_WORK else options.solver
+
+
+def _ftol(options: Any, setup: Setup) -> Any:
+    """Return the limit of the cost test; the default network is not followed into the rounding of its cost."""
+    automatic = isinstance(options.ftol, str) and has_network(options)
+    return OF_NETWORKS[setup.theta.dtype] if automatic else options.ftol
 
 
 def _split(data: Data, stopping: EarlyStopping, random_state: Any) -> tuple[Data, Data]:
