@@ -90,6 +90,7 @@ def test_regressor_takes_columns(model: Any, x_format: str, shape_y: Any) -> Non
     with pytest.warns(DataConversionWarning, match="column-vector") if expected else contextlib.nullcontext():
         estimator = LMRegressor(model, p0=S1.p0, x_format=x_format).fit(X, y)
     assert compare(S1.expected, estimator.theta_, estimator.stderr_, 2 * estimator.result_.cost) == []
+    assert estimator.result_.n_residuals == len(S1.y)  # not (n, n)
     assert estimator.predict(X).shape == y.shape
 
 
@@ -97,6 +98,16 @@ def test_regressor_takes_columns(model: Any, x_format: str, shape_y: Any) -> Non
 def test_module_that_returns_a_column(shape_y: Any) -> None:
     X, y = S1.x[:, None], shape_y(S1.y)
     estimator = LMRegressor(LinearModule()).fit(X, y)
+    slope_then_intercept = estimator.theta_, estimator.stderr_
+    assert compare(S1.expected, *(values[::-1] for values in slope_then_intercept)) == []
+    assert estimator.result_.n_residuals == len(S1.y)
+    assert estimator.predict(X).shape == y.shape
+
+
+@pytest.mark.parametrize("shape_y", SHAPES)
+def test_module_that_returns_one_value_a_row(shape_y: Any) -> None:
+    X, y = S1.x[:, None], shape_y(S1.y)
+    estimator = LMRegressor(torch.nn.Sequential(LinearModule(), torch.nn.Flatten(0))).fit(X, y)
     slope_then_intercept = estimator.theta_, estimator.stderr_
     assert compare(S1.expected, *(values[::-1] for values in slope_then_intercept)) == []
     assert estimator.predict(X).shape == y.shape
@@ -117,6 +128,12 @@ def test_model_output_of_another_size_is_refused(form: str) -> None:
         LMRegressor(one_short, p0=S1.p0).fit(S1.x[:, None], S1.y)
     with pytest.raises(ValueError):
         curve_fit(one_short, S1.x, S1.y, p0=S1.p0)
+
+
+def test_module_output_of_another_size_is_refused() -> None:
+    module = torch.nn.Linear(1, 2).double()
+    with pytest.raises(ValueError, match=r"model: returned shape \(12, 2\)"):
+        LMRegressor(module).fit(S1.x[:, None], S1.y)
 
 
 # S2: containers.
@@ -142,11 +159,31 @@ def test_curve_fit_takes_every_container(x: Any, y: Any, form: str) -> None:
     assert compare(S2.expected, popt, np.sqrt(pcov.diagonal())) == []
 
 
-@pytest.mark.parametrize("y", [S2_SERIES, S2.y.tolist(), tuple(S2.y)], ids=["Series", "list", "tuple"])
-@pytest.mark.parametrize("X", [S2_FRAME, S2.x[:, None].tolist()], ids=["DataFrame", "list"])
-def test_regressor_takes_every_container(X: Any, y: Any) -> None:
-    estimator = LMRegressor(S2.numpy_model, p0=S2.p0).fit(X, y)
-    assert compare(S2.expected, estimator.theta_, estimator.stderr_) == []
+S2_TARGETS = {
+    "Series": S2_SERIES,
+    "DataFrame": S2_SERIES.to_frame("y"),
+    "list": S2.y.tolist(),
+    "tuple": tuple(S2.y),
+}
+
+
+@pytest.mark.parametrize("y", S2_TARGETS.values(), ids=S2_TARGETS)
+@pytest.mark.parametrize(
+    "X", [S2_FRAME, S2.x[:, None].tolist(), tuple((t,) for t in S2.x)], ids=["DataFrame", "list", "tuple"]
+)
+@pytest.mark.parametrize("kind", [*FORMS, "module"])
+def test_regressor_takes_every_container(X: Any, y: Any, kind: str) -> None:
+    options = {} if kind == "module" else {"p0": S2.p0}
+    estimator = LMRegressor(LinearModule() if kind == "module" else S2.model(kind), **options).fit(X, y)
+    first = slice(None, None, -1) if kind == "module" else slice(None)  # the module has its slope first
+    assert compare(S2.expected, estimator.theta_[first], estimator.stderr_[first]) == []
+    assert estimator.predict(X).shape == np.shape(y)
+
+
+@pytest.mark.parametrize("x", [S2_FRAME["t"], S2.x.tolist(), tuple(S2.x)], ids=["Series", "list", "tuple"])
+def test_regressor_refuses_every_flat_container(x: Any) -> None:
+    with pytest.raises(ValueError, match="2D array, got 1D array"):
+        LMRegressor(S2.numpy_model, p0=S2.p0).fit(x, S2.y)
 
 
 # S4: complex data.
@@ -307,7 +344,7 @@ def test_float32_module_in_a_pipeline() -> None:
     predicted = scaled(GrowthModule()).fit(K3_X, K3.y).predict(K3_X)
     assert np.allclose(predicted, K3.expected.predict, rtol=1e-4, atol=0)
     assert predicted.shape == K3.y.shape
-    assert predicted.dtype.kind == "f"
+    assert predicted.dtype == np.float64  # that of y, whatever the module computes in
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -319,11 +356,37 @@ def test_start_is_reached_through_the_pipeline(form: str) -> None:
     assert compare(K3.expected, predict=search.fit(K3_X, K3.y).predict(K3_X)) == []
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_bounds_are_reached_through_the_pipeline(form: str) -> None:
+    pipeline = scaled(K3.model(form), p0=K3_SCALED_START)
+    wide, narrow = ([0.0, -2.0], [np.inf, 0.0]), ([0.0, -2.0], [5.0, 0.0])
+    pipeline.set_params(lm__bounds=wide)
+    assert compare(K3.expected, predict=pipeline.fit(K3_X, K3.y).predict(K3_X)) == []
+    pipeline.set_params(lm__p0=[5.0, -0.5])  # within both
+    folds = KFold(4, shuffle=True, random_state=0)
+    search = GridSearchCV(pipeline, {"lm__bounds": [narrow, wide]}, cv=folds, error_score="raise").fit(K3_X, K3.y)
+    assert search.best_params_ == {"lm__bounds": wide}
+    assert compare(K3.expected, predict=search.predict(K3_X)) == []
+    narrowly = search.estimator.set_params(lm__bounds=narrow).fit(K3_X, K3.y)
+    assert narrowly[-1].theta_[0] == 5.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sample_weight_goes_through_the_pipeline(form: str) -> None:
+    times = np.tile([1, 2, 0, 3], 4)
+    weighted = scaled(K3.model(form), p0=K3_SCALED_START).fit(K3_X, K3.y, lm__sample_weight=times)
+    scaler = weighted["scaler"]  # of all rows: a weight does not reach it
+    repeated = np.repeat(scaler.transform(K3_X), times, axis=0), np.repeat(K3.y, times)
+    oracle = LMRegressor(K3.model(form), p0=K3_SCALED_START).fit(*repeated)
+    np.testing.assert_allclose(weighted[-1].theta_, oracle.theta_, rtol=1e-7)
+    np.testing.assert_allclose(weighted[-1].stderr_, oracle.stderr_, rtol=1e-5)
+
+
 def test_predict_checks_columns_and_fit() -> None:
-    estimator = LMRegressor(K3.numpy_model, p0=K3.p0)
-    with pytest.raises(NotFittedError):
-        estimator.predict(K3_X)
-    estimator.fit(K3_X, K3.y)
-    assert estimator.n_features_in_ == 1
-    with pytest.raises(ValueError, match="features"):
-        estimator.predict(np.hstack([K3_X, K3_X]))
+    for estimator in (LMRegressor(K3.numpy_model, p0=K3.p0), scaled(K3.numpy_model, p0=K3_SCALED_START)):
+        with pytest.raises(NotFittedError):
+            estimator.predict(K3_X)
+        estimator.fit(K3_X, K3.y)
+        assert estimator.n_features_in_ == 1
+        with pytest.raises(ValueError, match="features"):
+            estimator.predict(np.hstack([K3_X, K3_X]))

@@ -88,7 +88,24 @@ def assert_perfect_net(estimator: LMRegressor, rss_limit: float) -> None:
     assert estimator.n_iter_ <= 200
     assert np.all(np.isfinite(estimator.theta_))
     assert estimator.rank_ <= len(T2.y)
-    assert not np.any(np.isfinite(estimator.stderr_))
+    assert np.all(np.isposinf(estimator.stderr_))
+    assert np.all(np.isposinf(estimator.covariance_.diagonal()))
+    accepted = [record.trial_cost for record in estimator.result_.history if record.accepted]
+    assert len(accepted) > 3
+    assert np.all(np.diff(accepted) <= 0)
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "dual", "cg"])
+def test_every_solver_gives_the_same_first_step_with_fewer_points_than_parameters(solver: str) -> None:
+    ends = []
+    for name in ("qr", solver):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.simplefilter("ignore", CovarianceWarning)
+            options = dict(max_iter=1, damping="marquardt")  # one λ for all
+            ends.append(LMRegressor(tanh_net_module(), solver=name, **options).fit(T2.x[:, None], T2.y).theta_)
+    assert np.linalg.norm(ends[1] - ends[0]) <= 1e-6 * np.linalg.norm(ends[0] - T2.p0)
+    assert not np.array_equal(ends[0], T2.p0)
 
 
 def test_cost_of_the_net_never_increases() -> None:
