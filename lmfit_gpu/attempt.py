@@ -16,8 +16,7 @@ from lmfit_gpu.backends import backend_name
 from lmfit_gpu.compact import Answer, Curve, Limits, UnusualError, has_size, minimize
 from lmfit_gpu.compact.linear import MOST_PARAMS
 from lmfit_gpu.models import NumpyFunction
-from lmfit_gpu.parameters import resolve_start
-from lmfit_gpu.preparation import CPU, Data, Setup, is_module, squeezes, start_given
+from lmfit_gpu.preparation import CPU, Data, Setup, is_module, resolved_start, squeezes, start_given
 from lmfit_gpu.result import Result
 from lmfit_gpu.rows import LEAST_TARGET, ArrayRows, Weights, as_tensor
 from lmfit_gpu.termination import Tolerances
@@ -103,7 +102,7 @@ def attempt(options: Any, data: Data) -> Attempt | None:
     squeeze = squeezes(options, X, False)
     x = np.ascontiguousarray(X[:, 0], dtype=np.float64) if squeeze else np.asarray(X, dtype=np.float64)
     target = np.ascontiguousarray(y, dtype=np.float64)
-    start = resolve_start(p0, options.model, (x, target))
+    start = resolved_start(options, options.model, (x, target))
     theta, names, order = start.theta, start.names, start.order
     if order == "theta" or not has_size(len(target), len(theta)):
         return None

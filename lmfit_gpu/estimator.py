@@ -20,7 +20,7 @@ from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup, has_network
 from lmfit_gpu.protocol import Regressor
-from lmfit_gpu.result import Result, Status, scaled_covariance
+from lmfit_gpu.result import ENDS_OF_TRAINING, Result, scaled_covariance
 from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["LMRegressor"]
@@ -293,7 +293,7 @@ class LMRegressor(Persistent, Regressor):
         self._setup = replace(setup, rows=no_rows)
 
     def _warn(self, result: Result) -> None:
-        if not result.success and result.status is not Status.STOPPED_EARLY:
+        if not result.success and result.status not in ENDS_OF_TRAINING:
             warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=4)
         missing = not_estimated(result)
         if missing and not has_network(self):  # nobody asks for standard errors of its weights

@@ -23,6 +23,8 @@ from lmfit_gpu.termination import OF_NETWORKS
 
 __all__ = ["run"]
 
+# A network that has fitted the signal goes on to the noise, a little in each of thousands of trials.
+LEAST_PROGRESS = (30, 1e-3)
 MUCH_WORK = 1e8  # multiplications of one reduction: some hundredths of a second
 
 
@@ -63,6 +65,7 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
         tolerances=(_ftol(options, setup), options.xtol, options.gtol),
         max_iter=options.max_iter,
         within_reach=has_network(options) or setup.penalty is not None,
+        least_progress=LEAST_PROGRESS if has_network(options) and isinstance(options.ftol, str) else None,
     )
     if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
         raise ValueError(

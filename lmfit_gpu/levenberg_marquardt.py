@@ -11,7 +11,7 @@ A trial that is not finite, a failed factorisation and a predicted reduction tha
 trials, never exceptions; the best point is always kept. No linear algebra and no printing here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -74,6 +74,8 @@ class LevenbergMarquardt:
         The stop tests look at the best step with ‖D p‖ ≤ max(‖D θ‖, ‖r‖) instead of the undamped one. Networks have
         units that the data or a penalty switch off; along their parameters the undamped step is endless, and gains
         nothing.
+    least_progress : (n, share), optional
+        Stop, without success, when the last n trials have lowered the cost by less than that share of it.
 
     Examples
     --------
@@ -98,6 +100,7 @@ class LevenbergMarquardt:
     tolerances: tuple[float | str, float | str, float | str] = ("auto", "auto", "auto")
     max_iter: int = 1000
     within_reach: bool = False
+    least_progress: tuple[int, float] | None = None
 
     def init(self, problem: LeastSquaresProblem, theta: torch.Tensor) -> State:
         """Return the state at the start, linearised and tested.
@@ -257,6 +260,16 @@ class LevenbergMarquardt:
         nfev, njev, rounding = previous.evaluations, previous.njev + 1, previous.rounding
         return State(theta, cost, derivatives, jacobian, lin, scale, None, rounding, nfev=nfev, njev=njev)
 
+    def _if_worth_it(self, state: State, history: Sequence[IterationRecord]) -> State:
+        """Return the state, stopped when the last trials have gained too little."""
+        if state.stop is not None or self.least_progress is None or len(history) <= self.least_progress[0]:
+            return state
+        n, share = self.least_progress
+        before = history[-n - 1].cost
+        fall = (before - state.cost) / before
+        stop = Stop(Status.SLOW_PROGRESS, fall, share, f"relative fall of the cost in the last {n} trials")
+        return replace(state, stop=stop) if fall < share else state
+
     def _longest(self, state: State) -> Step:
         """Return the step that says what is still to gain."""
         if not (self.within_reach and state.lin.direct):  # cg finds a step within a radius too loosely
@@ -328,6 +341,7 @@ class LevenbergMarquardt:
                 state, watch = (moved, None) if watch is None else watch.after(moved)
                 record = cast(IterationRecord, state.record)
                 history.append(record)
+                state = self._if_worth_it(state, history)
                 if callback is not None and callback(record) and state.stop is None:
                     state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
         except BaseException as interrupt:  # Ctrl-C, or the model or the callback failed: the best point is not lost

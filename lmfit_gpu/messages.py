@@ -15,7 +15,8 @@ NAMES_SHOWN = 6
 
 def explained(stop: Stop, refusal: str, bound: list[str]) -> Stop:
     """Return a stop with the parameters on a bound and, without success, what the model raised at a trial."""
-    notes = [f"on a bound: {', '.join(bound)}"] if bound else []
+    notes = [stop.note] if stop.note else []
+    notes += [f"on a bound: {', '.join(bound)}"] if bound else []
     if refusal and stop.status <= 0:
         notes.append(f"the model raised {refusal}")
     return replace(stop, note="; ".join(notes))

@@ -113,7 +113,9 @@ def standardise(network: TanhNetwork, X: torch.Tensor, y: torch.Tensor, weights:
     """
     frequency = None if weights is None else weights.frequency
     for name, values in (("x", X), ("y", y.reshape(len(y), -1))):
-        mean, scale = _mean_and_scale(values.double(), None if frequency is None else frequency.to(values.device))
+        mean, scale = _mean_and_scale(
+            values.double().contiguous(), None if frequency is None else frequency.to(values.device)
+        )
         getattr(network, f"{name}_mean").copy_(mean)
         getattr(network, f"{name}_scale").copy_(scale)
 

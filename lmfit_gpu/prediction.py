@@ -1,11 +1,14 @@
 """What a fitted model predicts, block by block and in y's shape."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from lmfit_gpu.models import CALL_ERRORS, ModuleModel
 from lmfit_gpu.preparation import Setup
 from lmfit_gpu.rows import as_tensor, chunk_slices
 from lmfit_gpu.threads import share_of_threads
@@ -37,13 +40,25 @@ def predicted(setup: Setup, theta: np.ndarray, X: Any, chunk_rows: Any) -> torch
     parameters = torch.from_numpy(theta[:n_model]).to(setup.theta)
     predictor: Any = setup.predictor
     whole = chunk_rows is None or setup.predicts_whole
-    with torch.no_grad():
+    with torch.no_grad(), _named_shape(setup, X):
         parts = [
             _shaped(predictor(parameters, x, None), len(x), setup.y_shape)
             for part in chunk_slices(rows.n_samples, max(rows.n_samples, 1) if whole else chunk_rows)
             for x, _ in [rows.read(part, parameters.device, parameters.dtype)]
         ]
     return torch.cat(parts)
+
+
+@contextmanager
+def _named_shape(setup: Setup, X: Any) -> Iterator[None]:
+    """Say which shape X has and which it had at fit, where a module fails on another."""
+    try:
+        yield
+    except CALL_ERRORS as error:
+        fitted = tuple(setup.rows.X.shape[1:])
+        if not isinstance(setup.predictor, ModuleModel) or tuple(X.shape[1:]) == fitted:
+            raise
+        raise ValueError(f"X: got rows of shape {tuple(X.shape[1:])}; the module was fitted to {fitted}") from error
 
 
 def _shaped(values: torch.Tensor, n_rows: int, y_shape: tuple[int, ...]) -> torch.Tensor:

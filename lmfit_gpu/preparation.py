@@ -5,7 +5,8 @@ estimator as it was.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from lmfit_gpu.models import (
     adapt_callable,
 )
 from lmfit_gpu.network import TanhNetwork, hidden_sizes, standardise
-from lmfit_gpu.parameters import Start, resolve_start
+from lmfit_gpu.parameters import NAMES_SHOWN, Start, resolve_start
 from lmfit_gpu.penalty import Penalty, penalty_on
 from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
 from lmfit_gpu.ties import tie_arguments
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 CPU = torch.device("cpu")
+SMALL_WHOLE = (torch.int8, torch.int16, torch.uint16, torch.uint32)  # tokens, perhaps, but not those of an image
 SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
 
 
@@ -143,6 +145,30 @@ def start_given(options: Any) -> Any:
     return options.theta_ if setup.constraints is None else options.theta_[: setup.constraints.n_model]
 
 
+def resolved_start(
+    options: Any,
+    function: Callable[..., Any],
+    data: tuple[Any, Any],
+    order: str | None = None,
+    ties: Mapping[str, Sequence[str]] | None = None,
+) -> Start:
+    """Return the start of a function; see :func:`lmfit_gpu.parameters.resolve_start`."""
+    if not is_warm(options):
+        return resolve_start(options.p0, function, data, order, ties)
+    last = tuple(options.result_.names)
+    try:
+        start = resolve_start(start_given(options), function, data, order, ties)
+    except ValueError as error:
+        raise ValueError(f"warm_start: the last fit was of another model, with {_listed(last)}: {error}") from error
+    if start.names != last:
+        raise ValueError(f"warm_start: the last fit was of {_listed(last)}, this model has {_listed(start.names)}")
+    return start
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+
+
 def is_warm(options: Any) -> bool:
     """Return whether a fit starts where the one before has ended."""
     return bool(options.warm_start) and hasattr(options, "result_")
@@ -166,13 +192,13 @@ def prepare(options: Any, data: Data) -> Setup:
     X, y = data.X, data.y
     of_module = is_module(options)
     targets = targets_of(y)
-    token_numbers = of_module and isinstance(X, torch.Tensor) and not X.is_floating_point()
     squeeze = squeezes(options, X, of_module)
-    rows = ArrayRows(as_tensor(X), targets, squeeze, cast_features=not token_numbers, weights=data.weights)
+    rows = ArrayRows(as_tensor(X), targets, squeeze, weights=data.weights)
     y_shape = () if y is None else tuple(y.shape[1:])
     if of_module:
         module, devices = _module(options, data)
         theta = module.theta
+        rows = _rows_of_module(module, rows, prefer_whole=isinstance(X, torch.Tensor))
         model: Model = module if options.residual is None else ResidualOf(module, options.residual)
         constraints = None
         if options.bounds is not None or np.size(options.fixed) or options.tied:
@@ -228,6 +254,32 @@ def squeezes(options: Any, X: Any, of_module: bool) -> bool:
     return one_column and not of_module and options.x_format != "columns"
 
 
+def _rows_of_module(module: ModuleModel, rows: ArrayRows, prefer_whole: bool) -> ArrayRows:
+    """Return the rows with features in the arithmetic of a module, or whole numbers where it asks for them (tokens).
+
+    Raises
+    ------
+    ValueError
+        If the module cannot be called on them.
+    """
+    rows = replace(rows, X=rows.X.long()) if rows.X.dtype in SMALL_WHOLE and not prefer_whole else rows
+    whole = rows.X.dtype in (torch.int64, torch.int32)
+    forms = [replace(rows, cast_features=cast) for cast in ([not prefer_whole, prefer_whole] if whole else [True])]
+    errors: list[BaseException] = []
+    for form in forms:
+        x, _ = form.read(slice(0, 1), module.theta.device, module.theta.dtype)
+        try:
+            with torch.no_grad():
+                module(module.theta, x, None)
+        except CALL_ERRORS as error:
+            errors.append(error)
+        else:
+            return form
+    raise ValueError(
+        f"model: the module cannot be called on X of shape {tuple(rows.X.shape)}: {errors[0]}"
+    ) from errors[0]
+
+
 def targets_of(y: Any) -> torch.Tensor | None:
     """Return targets as a tensor of floating-point numbers."""
     targets = None if y is None else as_tensor(y)
@@ -266,9 +318,11 @@ def _new_module(options: Any, data: Data) -> torch.nn.Module:
 
 def _load_last(module: torch.nn.Module, options: Any) -> None:
     """Start a module where the last fit has ended; the default network keeps its units as well."""
+    if not hasattr(options, "module_"):
+        raise ValueError("warm_start: the last fit was not of a module")
     try:
         module.load_state_dict(options.module_.state_dict())
-    except (RuntimeError, AttributeError) as error:
+    except RuntimeError as error:
         raise ValueError(f"warm_start: the last fit was of another model, or of other data: {error}") from error
 
 
@@ -316,7 +370,7 @@ def _functions(
     if options.tied is not None and not isinstance(options.tied, Mapping):
         raise TypeError(f"tied: got {options.tied!r}; a dict of name to callable is expected")
     ties = {name: tie_arguments(name, tie) for name, tie in (options.tied or {}).items()}
-    start = resolve_start(start_given(options), function, host, "residual" if alone else None, ties)
+    start = resolved_start(options, function, host, "residual" if alone else None, ties)
     constraints = _constraints(options, start)
     names, order = start.names[: start.n_model], start.order
     theta = torch.from_numpy(start.theta if constraints is None else constraints.start[: start.n_model]).to(*where)

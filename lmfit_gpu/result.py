@@ -10,7 +10,7 @@ import torch
 
 from lmfit_gpu.constraints import Constraints
 
-__all__ = ["IterationRecord", "Result", "Status", "Stop", "of_all_parameters", "scaled_covariance"]
+__all__ = ["ENDS_OF_TRAINING", "IterationRecord", "Result", "Status", "Stop", "of_all_parameters", "scaled_covariance"]
 
 SHOWN_PARAMETERS = 60  # of a report
 
@@ -30,7 +30,10 @@ class Status(IntEnum):
     STOPPED_BY_CALLBACK = -4
     INTERRUPTED = -5
     STOPPED_EARLY = -6
+    SLOW_PROGRESS = -7
 
+
+ENDS_OF_TRAINING = (Status.STOPPED_EARLY, Status.SLOW_PROGRESS)  # no minimum, and none was asked for
 
 MEASURE = {  # what is compared with the limit, and what to try
     Status.CONVERGED_GRADIENT: ("cosine of residual and Jacobian columns", ""),
@@ -54,6 +57,7 @@ MEASURE = {  # what is compared with the limit, and what to try
     Status.STOPPED_BY_CALLBACK: ("iterations", ""),
     Status.INTERRUPTED: ("iterations", ""),
     Status.STOPPED_EARLY: ("least cost of the held-out rows", ""),
+    Status.SLOW_PROGRESS: ("relative fall of the cost in the last trials", "ftol=0 goes on"),
 }
 TABLE_HEAD = f"{'iter':>5} {'cost':>14} {'trial cost':>14} {'gain':>9} {'damping':>9} {'|D p|':>9} {'cosine':>9}  trial"
 

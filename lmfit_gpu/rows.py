@@ -151,7 +151,8 @@ class ArrayRows:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return (x, y) of some rows on a device in the arithmetic of the model; casts only those rows."""
         x = self.X[rows] if isinstance(rows, slice) else _taken(self.X, rows)
-        x = self._cast(x, device, dtype) if self.cast_features else x.to(device)
+        # A frame's array is in Fortran order: sums over its columns would have another rounding.
+        x = (self._cast(x, device, dtype) if self.cast_features else x.to(device)).contiguous()
         x = x.reshape(x.shape[0]) if self.squeeze else x
         return x, None if self.y is None else self._cast(
             self.y[rows if isinstance(rows, slice) else rows.to(self.y.device)], device, dtype
