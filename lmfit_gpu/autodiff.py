@@ -23,7 +23,6 @@ probe block (:func:`choose_route`).
 
 import functools
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -36,6 +35,7 @@ from lmfit_gpu.box import rooms
 from lmfit_gpu.layerwise import Layerwise
 from lmfit_gpu.models import CALL_ERRORS, TorchFunction, gradient_is_whole
 from lmfit_gpu.problem import Block, LeastSquaresProblem, nearby
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
 
@@ -49,8 +49,7 @@ FORWARD_MODE = threading.Lock()  # torch keeps the level of forward mode per pro
 @functools.cache
 def _load_forward_formulas() -> None:
     """Make torch compile its forward formulas now: the first use warns of torch.jit's deprecation (torch 2.13)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings_here("ignore"):
         jvp(torch.tanh, (torch.zeros(1),), (torch.ones(1),))
 
 

@@ -11,7 +11,6 @@ one by one   any model
 A model that raises for some point raises for its whole batch: the points of that batch are then tried one by one.
 """
 
-import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +18,7 @@ from torch.func import vmap
 
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["ManyPoints"]
 
@@ -97,8 +97,7 @@ class ManyPoints:
         """Return residuals of one batch, shape (B, c); (c,) one by one. What the model raises goes on."""
         problem, block = self.problem, self.block
         thetas = points.to(device=problem.device, dtype=problem.dtype)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # guesses far off: overflow, and operations that vmap is slow at
+        with torch.no_grad(), warnings_here("ignore"):  # guesses far off: overflow, and operations that vmap is slow at
             if self.how == "one by one":
                 return block.residual(problem.values(thetas[0], block)).double()
             if self.how == "vmap":

@@ -31,6 +31,7 @@ from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.parameters import call_signature
 from lmfit_gpu.result import Result
 from lmfit_gpu.scipy_keywords import fit_options
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["curve_fit"]
 
@@ -294,8 +295,7 @@ def _works(f: Callable[..., Any], x: Any, start: Any, m: int) -> bool:
     try:
         names, order = call_signature(f, len(start))
         theta = [start[name] for name in names or start] if isinstance(start, Mapping) else start
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with warnings_here("ignore"), np.errstate(all="ignore"):
             values = f(x, np.asarray(theta)) if order == "theta" else f(x, *theta)
             return np.size(values) in (1, m) or m == 1
     except CALL_ERRORS:

@@ -16,10 +16,12 @@ from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.fitting import run
 from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
+from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Setup, has_network
 from lmfit_gpu.protocol import Regressor
 from lmfit_gpu.result import Result, Status, scaled_covariance
+from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["LMRegressor"]
 
@@ -30,7 +32,7 @@ def _can_predict(estimator: "LMRegressor") -> bool:
     return True
 
 
-class LMRegressor(Regressor):
+class LMRegressor(Persistent, Regressor):
     r"""Nonlinear least-squares regression by the Levenberg-Marquardt method.
 
     Minimises :math:`\tfrac12\sum_i w_i\,\rho\bigl((r_i(\theta)/\sigma_i)^2\bigr)`, r = prediction − target, over
@@ -225,7 +227,8 @@ class LMRegressor(Regressor):
         """
         check_options(self)
         data = check_data(self, X, y, sample_weight, sigma)
-        setup, result = run(self, data, self._keep)
+        with share_of_threads():
+            setup, result = run(self, data, self._keep)
         self._keep(setup, result)
         self._warn(result)
         return self

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ __all__ = ["arithmetic", "factory_parameters", "is_factory", "made_by", "with_pa
 SIZES = ("n_features_in_", "n_outputs")  # what a factory is told of the data
 NO_VALUE = inspect.Parameter.empty
 
+DRAWING = threading.RLock()  # a module may be made of modules that are made here
+
 
 def is_factory(model: Any) -> bool:
     """Return whether a model is a subclass of torch.nn.Module, or a partial of one, rather than an instance."""
@@ -22,9 +25,10 @@ def is_factory(model: Any) -> bool:
 
 
 def made_by(factory: Callable[..., torch.nn.Module], n_features: int, n_outputs: int, seed: Any) -> torch.nn.Module:
-    """Return a factory's module, its weights drawn from `seed` without touching torch's global state.
+    """Return a factory's module, its weights drawn from `seed`; torch's global state is left as it was.
 
-    Sizes that a partial already has are the user's.
+    One thread at a time: modules draw from the generator that all threads share. Sizes that a partial already has are
+    the user's.
     """
     wanted = inspect.signature(factory).parameters
     given = _keywords(factory)
@@ -33,7 +37,8 @@ def made_by(factory: Callable[..., torch.nn.Module], n_features: int, n_outputs:
         for name, size in zip(SIZES, (n_features, n_outputs), strict=True)
         if name in wanted and name not in given
     }
-    with torch.random.fork_rng():
+    devices = range(torch.cuda.device_count())  # all, as fork_rng takes with a warning
+    with DRAWING, torch.random.fork_rng(devices):
         torch.manual_seed(int(check_random_state(seed).randint(2**31 - 1)))
         return factory(**sizes)
 

@@ -15,9 +15,11 @@ from lmfit_gpu.linear import MANY_PARAMS
 from lmfit_gpu.losses import resolve_loss
 from lmfit_gpu.preparation import Data, Setup, has_network, is_warm, prepare, targets_of
 from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.progress import followed
 from lmfit_gpu.result import Result, of_all_parameters
 from lmfit_gpu.rows import as_tensor
 from lmfit_gpu.starts import find_start, seed_of
+from lmfit_gpu.termination import OF_NETWORKS
 
 __all__ = ["run"]
 
@@ -34,13 +36,14 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
     data : Data
         Checked.
     keep : callable (setup, result)
-        Called with the best point when the fit is interrupted, or the model fails, before that error goes on.
+        Called with the best point when the fit is interrupted, or the model or the callback fails, before that error
+        goes on.
 
     Raises
     ------
     ValueError, TypeError
         If an option does not fit the data, or the model cannot be evaluated at the start.
-    KeyboardInterrupt, or what the model raised while it was linearised
+    KeyboardInterrupt, what the callback raised, or the model while it was linearised
     """
     tiny = attempt(options, data)
     if tiny is not None:
@@ -57,8 +60,9 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
         solver=_solver(options, problem),
         backend=options.backend,
         damping=damping,
-        tolerances=(options.ftol, options.xtol, options.gtol),
+        tolerances=(_ftol(options, setup), options.xtol, options.gtol),
         max_iter=options.max_iter,
+        within_reach=has_network(options) or setup.penalty is not None,
     )
     if problem.n_residuals == 1 and problem.n_params > 1 and setup.model.is_residual:
         raise ValueError(
@@ -74,6 +78,12 @@ def _solver(options: Any, problem: LeastSquaresProblem) -> str:
     """Return the solver; for the default network on many rows cholesky, half the work of qr for digits of no use."""
     automatic = options.solver == "auto" and has_network(options) and problem.n_params <= MANY_PARAMS
     return "cholesky" if automatic and problem.n_equations * problem.n_params**2 > MUCH_WORK else options.solver
+
+
+def _ftol(options: Any, setup: Setup) -> Any:
+    """Return the limit of the cost test; the default network is not followed into the rounding of its cost."""
+    automatic = isinstance(options.ftol, str) and has_network(options)
+    return OF_NETWORKS[setup.theta.dtype] if automatic else options.ftol
 
 
 def _split(data: Data, stopping: EarlyStopping, random_state: Any) -> tuple[Data, Data]:
@@ -118,9 +128,10 @@ def _searched(
     if isinstance(options.p0, str) and not is_warm(options):  # "auto"
         theta, search = find_start(problem, theta, engine, seed=seed_of(options.random_state))
         used = {"start": str(search)}
+    minimize = functools.partial(engine.minimize, problem, theta, held_out=held_out)
     try:
-        result = engine.minimize(problem, theta, callback=options.callback, held_out=held_out)
-    except KeyboardInterrupt as interrupt:
+        result = followed(minimize, options.callback, options.verbose, options.max_iter)
+    except BaseException as interrupt:
         if search is not None and not hasattr(interrupt, "result"):  # not linearised yet: the search has the end
             interrupt.result = search.end  # type: ignore[attr-defined]
         raise
@@ -138,7 +149,7 @@ def _guarded(
     try:
         result = minimize()
     except BaseException as interrupt:
-        if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model
+        if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model or the callback
             keep(setup, _told(options, data, setup, interrupt.result))
         raise
     return None if result is None else _told(options, data, setup, result)

@@ -21,13 +21,14 @@ one for the kind and one for the value. A single bound is respected by reflectio
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from scipy.stats import qmc
+
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Scales", "draw"]
 
@@ -151,8 +152,7 @@ def draw(
 def _unit_points(n_coordinates: int, n_points: int, seed: int) -> np.ndarray:
     if n_coordinates > MOST_SOBOL:
         return np.random.default_rng(seed).random((n_points, n_coordinates))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a number of points that is no power of two is less balanced
+    with warnings_here("ignore", UserWarning):  # a number of points that is no power of two is less balanced
         return qmc.Sobol(n_coordinates, seed=seed).random(n_points)
 
 

@@ -41,6 +41,7 @@ from lmfit_gpu.result import IterationRecord, Result, Status, Stop
 from lmfit_gpu.state import State
 from lmfit_gpu.termination import (
     AT_ROUNDING,
+    NETWORKS_AT_ROUNDING,
     Tolerances,
     check,
     check_stalled,
@@ -69,6 +70,10 @@ class LevenbergMarquardt:
     tolerances : tuple of (ftol, xtol, gtol), each a float or "auto"
     max_iter : int, default 1000
         Most trials.
+    within_reach : bool
+        The stop tests look at the best step with ‖D p‖ ≤ max(‖D θ‖, ‖r‖) instead of the undamped one. Networks have
+        units that the data or a penalty switch off; along their parameters the undamped step is endless, and gains
+        nothing.
 
     Examples
     --------
@@ -92,6 +97,7 @@ class LevenbergMarquardt:
     damping: DampingPolicy = field(default_factory=TrustRegion)
     tolerances: tuple[float | str, float | str, float | str] = ("auto", "auto", "auto")
     max_iter: int = 1000
+    within_reach: bool = False
 
     def init(self, problem: LeastSquaresProblem, theta: torch.Tensor) -> State:
         """Return the state at the start, linearised and tested.
@@ -162,7 +168,8 @@ class LevenbergMarquardt:
         rejected = state.rejected + 1
         state = replace(state, policy=policy, n_iter=state.n_iter + 1, rejected=rejected, record=record)
         rounding = _rounding(problem, state)
-        stop = check_stalled(state.lin, state.lin.undamped(), state.theta, step, rounding, state.cost)
+        least = NETWORKS_AT_ROUNDING if self.within_reach else 0.0
+        stop = check_stalled(state.lin, self._longest(state), state.theta, step, rounding, state.cost, least)
         if stop is None and self.damping.attempts is not None and rejected >= self.damping.attempts:
             stop = Stop(Status.STALLED, step.scaled_norm, float("inf"))
         if stop is None:
@@ -204,7 +211,7 @@ class LevenbergMarquardt:
         """Return the state with its stop, if a test is met on the finest derivatives there are."""
         rounding = _rounding(problem, state)
         tolerances = Tolerances.resolve(*self.tolerances, problem.dtype)
-        undamped = None if _far(state, tolerances) else state.lin.undamped()
+        undamped = None if _far(state, tolerances) else self._longest(state)
         stop = check(state.lin, undamped, state.theta, rounding, tolerances, state.cost)
         if stop is None:
             return state
@@ -250,6 +257,13 @@ class LevenbergMarquardt:
         nfev, njev, rounding = previous.evaluations, previous.njev + 1, previous.rounding
         return State(theta, cost, derivatives, jacobian, lin, scale, None, rounding, nfev=nfev, njev=njev)
 
+    def _longest(self, state: State) -> Step:
+        """Return the step that says what is still to gain."""
+        if not (self.within_reach and state.lin.direct):  # cg finds a step within a radius too loosely
+            return state.lin.undamped()
+        size = float(torch.linalg.vector_norm(state.lin.scale * state.theta.double()))
+        return state.lin.within(max(size, state.lin.residual_norm), state.lin.least_damping)
+
     def _solver(self, problem: LeastSquaresProblem) -> str:
         return choose(self.solver, problem.n_equations, problem.n_params)
 
@@ -293,7 +307,7 @@ class LevenbergMarquardt:
         ------
         NonFiniteError
             If residuals or derivatives at the start are not finite.
-        KeyboardInterrupt, or what the model raised while it was linearised
+        KeyboardInterrupt, what the callback raised, or the model while it was linearised
             Passed on, with the result so far as its attribute ``result``. At a trial point an error of the model is a
             rejected trial; the message of a fit that does not converge repeats it.
         """
@@ -316,10 +330,10 @@ class LevenbergMarquardt:
                 history.append(record)
                 if callback is not None and callback(record) and state.stop is None:
                     state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
-        except (KeyboardInterrupt, *CALL_ERRORS) as interrupt:  # Ctrl-C, or the model failed where it must not
+        except BaseException as interrupt:  # Ctrl-C, or the model or the callback failed: the best point is not lost
             state = replace(state, stop=Stop(Status.INTERRUPTED, state.n_iter, float("inf")))
             state = state if watch is None else watch.restored(state)
-            interrupt.result = self._result(problem, state, history)  # type: ignore[union-attr]
+            interrupt.result = self._result(problem, state, history)  # type: ignore[attr-defined]
             raise
         finally:
             problem.close()

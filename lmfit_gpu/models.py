@@ -20,7 +20,6 @@ Whether a callable is written in numpy or in torch is found out by trying (:func
 import copy
 import itertools
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +29,7 @@ import torch
 from torch.func import functional_call
 
 from lmfit_gpu.box import Bounds, inside, rooms
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = [
     "CALL_ERRORS",
@@ -354,8 +354,7 @@ def _try_torch(function: Callable[..., Any], order: str, sample: tuple) -> tuple
     theta, x, y = sample
     leaf = theta.clone().requires_grad_()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # numpy functions on tensors warn, and will fail one day
+        with warnings_here("error"):  # numpy functions on tensors warn, and will fail one day
             values = _call(function, order, leaf, x, y)
     except (*CALL_ERRORS, Warning) as error:
         return None, error

@@ -5,11 +5,13 @@ With hidden layers of :math:`h_1, \ldots, h_L` units
 .. math:: \hat y = \mu_y + s_y \circ \bigl(W_{L+1} a_L + b_{L+1}\bigr), \qquad
           a_l = \tanh(W_l a_{l-1} + b_l), \qquad a_0 = (x - \mu_x) / s_x .
 
-The means and scales are those of the rows it is fitted to, and no parameters: a change of the units of X or y changes
-nothing but the units of the answer. Weights start as Nguyen and Widrow proposed: every unit of a layer bends somewhere
-in the range of its inputs, and the bends are spread over it (Nguyen and Widrow, "Improving the learning speed of
-2-layer neural networks by choosing initial values of the adaptive weights", IJCNN 1990, vol. 3, 21-26,
-doi:10.1109/IJCNN.1990.137819).
+The means and scales are those of the rows it is fitted to, and no parameters: a change of the units of a feature, or
+of all of y, changes nothing but the units of the answer. (Of several outputs, those in small units count for little in
+a sum of squares, as ever: standardise y, or give sigma.)
+
+Weights start as Nguyen and Widrow proposed: every unit of a layer bends somewhere in the range of its inputs, and the
+bends are spread over it (Nguyen and Widrow, "Improving the learning speed of 2-layer neural networks by choosing
+initial values of the adaptive weights", IJCNN 1990, vol. 3, 21-26, doi:10.1109/IJCNN.1990.137819).
 """
 
 from collections.abc import Sequence

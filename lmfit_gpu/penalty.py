@@ -56,9 +56,13 @@ class Penalty:
         return columns
 
     def shrinkage(self, covariance: torch.Tensor, theta: torch.Tensor) -> float:
-        """Return how many parameters the penalty determines rather than the data, tr(A C Aᵀ), C = (JᵀJ + A²)⁻¹."""
+        """Return how many parameters the penalty determines rather than the data, tr(A C Aᵀ), C = (JᵀJ + A²)⁻¹.
+
+        Those on a bound are held fixed and have NaN in C, undetermined ones infinity: neither counts in the rank.
+        """
         columns = self.columns(theta).to(covariance)
-        return float((columns * (covariance @ columns)).sum())
+        known = torch.nan_to_num(covariance, nan=0.0, posinf=0.0)
+        return float((columns * (known @ columns)).sum())
 
 
 def penalty_on(is_weight: Sequence[bool], alpha: float, constraints: Constraints | None) -> Penalty:

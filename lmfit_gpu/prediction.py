@@ -8,10 +8,12 @@ import torch
 
 from lmfit_gpu.preparation import Setup
 from lmfit_gpu.rows import as_tensor, chunk_slices
+from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["predicted"]
 
 
+@share_of_threads()
 def predicted(setup: Setup, theta: np.ndarray, X: Any, chunk_rows: Any) -> torch.Tensor:
     """Return predictions in float64, in the shape of y at fit.
 

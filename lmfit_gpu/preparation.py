@@ -32,6 +32,7 @@ from lmfit_gpu.parameters import Start, resolve_start
 from lmfit_gpu.penalty import Penalty, penalty_on
 from lmfit_gpu.rows import ArrayRows, Weights, as_tensor
 from lmfit_gpu.ties import tie_arguments
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = [
     "CPU",
@@ -355,8 +356,7 @@ def _with_residual(
     composed = ResidualOf(model, residual)
     if isinstance(model, TorchFunction) and not prefer_torch:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
+            with warnings_here("error"):
                 composed(theta.clone().requires_grad_(), x, y)
         except (*CALL_ERRORS, Warning):
             in_numpy = NumpyFunction(model.function, model.names, model.order)

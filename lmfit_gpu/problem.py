@@ -11,7 +11,6 @@ Independent rows are evaluated block by block; coupled rows always all together.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from lmfit_gpu.losses import Loss
 from lmfit_gpu.models import CALL_ERRORS, Model
 from lmfit_gpu.penalty import Penalty
 from lmfit_gpu.rows import LEAF_ROWS, ArrayRows, Weights, chunk_slices, leaf_slices
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Block", "LeastSquaresProblem", "nearby"]
 
@@ -403,8 +403,7 @@ def _rows_stand_alone(
     some: torch.Tensor,
     per_row: int,
 ) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # x.std() of one row warns; it is not the user's doing
+    with warnings_here("ignore"):  # x.std() of one row warns; it is not the user's doing
         try:
             together = values(theta, some).view(-1, per_row)
             picked = sorted({0, len(some) // 2, len(some) - 1} | set(_extremes(together)))

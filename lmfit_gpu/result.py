@@ -55,6 +55,7 @@ MEASURE = {  # what is compared with the limit, and what to try
     Status.INTERRUPTED: ("iterations", ""),
     Status.STOPPED_EARLY: ("least cost of the held-out rows", ""),
 }
+TABLE_HEAD = f"{'iter':>5} {'cost':>14} {'trial cost':>14} {'gain':>9} {'damping':>9} {'|D p|':>9} {'cosine':>9}  trial"
 
 
 @dataclass(frozen=True)
@@ -232,11 +233,8 @@ class Result:
         last : int, optional
             Only so many last trials.
         """
-        head = (
-            f"{'iter':>5} {'cost':>14} {'trial cost':>14} {'gain':>9} {'damping':>9} {'|D p|':>9} {'cosine':>9}  trial"
-        )
         records = list(self.history)[-last:] if last else self.history
-        return "\n".join([head, *(table_row(record) for record in records)])
+        return "\n".join([TABLE_HEAD, *(table_row(record) for record in records)])
 
     def report(self) -> str:
         """Return the full account: outcome, options used, parameters with standard errors, iterations."""

@@ -17,7 +17,6 @@ however many devices share them; and its error grows with the logarithm of the n
 (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14 (1993), section 3).
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,12 +47,24 @@ def as_tensor(array: Any) -> torch.Tensor:
         return array.detach()
     array = np.asarray(array)
     if array.dtype.byteorder not in "=|" or any(step < 0 for step in array.strides):
-        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")  # a copy: of no rows, too
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
-    with warnings.catch_warnings():  # torch warns on read-only memory; it is only read here
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-        return torch.from_numpy(array)
+    if not array.flags.writeable:
+        array = np.asarray(_Memory(array))
+    return torch.from_numpy(array)
+
+
+class _Memory:
+    """The memory of a read-only array, said to be writable: torch warns of what is not, and it is only read here.
+
+    Filtering the warning would change the filters of all threads.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.owner = array  # lives as long as what is made of it
+        interface = array.__array_interface__
+        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
 
 
 def chunk_slices(n_rows: int, chunk_rows: int) -> list[slice]:

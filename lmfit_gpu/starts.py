@@ -147,7 +147,7 @@ def find_start(
     ------
     NonFiniteError
         If neither the given start nor any candidate can be fitted.
-    KeyboardInterrupt
+    KeyboardInterrupt, or an error of the model that is not one of ``CALL_ERRORS``
         Passed on, with the best result so far as its attribute ``result``, if there is one.
 
     Notes
@@ -158,7 +158,7 @@ def find_start(
     best: list[Result] = []  # the best end on all rows so far, with its start
     try:
         return _find(problem, given, engine, (seed, n_candidates), best)
-    except KeyboardInterrupt as interrupt:
+    except BaseException as interrupt:
         ended = [*best, *([interrupt.result] if hasattr(interrupt, "result") else [])]
         ended = [result for result in ended if result.n_residuals == problem.n_residuals]  # not those on some rows
         if ended:

@@ -32,7 +32,16 @@ import torch
 from lmfit_gpu.linear import Linearization, Step
 from lmfit_gpu.result import Status, Stop
 
-__all__ = ["AT_ROUNDING", "Tolerances", "check", "check_stalled", "gradient_cosine", "rounding_of_residual"]
+__all__ = [
+    "AT_ROUNDING",
+    "NETWORKS_AT_ROUNDING",
+    "OF_NETWORKS",
+    "Tolerances",
+    "check",
+    "check_stalled",
+    "gradient_cosine",
+    "rounding_of_residual",
+]
 
 AUTO = {  # ftol, xtol, gtol
     torch.float64: (1e-17, 1e-14, 1e-14),
@@ -42,6 +51,8 @@ TRUSTED_ERROR = 1e-3  # relative error of the undamped step, ε κ, that a stop 
 # Where rounding of the cost ends a fit, the tests count up to these (ftol, xtol): in float64 3e-5 of the standard
 # errors, or half the digits.
 AT_ROUNDING = {torch.float64: (1e-9, 1e-8), torch.float32: (1e-7, 1e-3)}
+OF_NETWORKS = {torch.float64: 1e-8, torch.float32: 1e-6}  # ftol: identical or dead units make minima that are flat
+NETWORKS_AT_ROUNDING = 1e-6
 USUAL, STOP_AT_ROUNDING = AUTO[torch.float64], AT_ROUNDING[torch.float64]
 TINY = 1e-300
 HOPELESS = 1e-4  # of the rounding of the cost: the bound on it is a worst case
@@ -140,8 +151,14 @@ def check(
     return None
 
 
-def check_stalled(
-    lin: Linearization, undamped: Step, theta: torch.Tensor, step: Step, rounding: float, cost: float | None = None
+def check_stalled(  # noqa: PLR0913
+    lin: Linearization,
+    undamped: Step,
+    theta: torch.Tensor,
+    step: Step,
+    rounding: float,
+    cost: float | None = None,
+    least_ftol: float = 0.0,
 ) -> Stop | None:
     """Return why a fit whose trial was rejected cannot go on, or None when a shorter step may still succeed.
 
@@ -158,6 +175,7 @@ def check_stalled(
         return None
     if undamped.valid and undamped.predicted_reduction >= 0 and trusted(lin, theta):
         ftol, xtol = AT_ROUNDING[theta.dtype]
+        ftol = max(ftol, least_ftol)
         gain = relative_gain(lin, undamped, cost)
         if gain <= ftol:
             return Stop(Status.CONVERGED_COST, gain, ftol)

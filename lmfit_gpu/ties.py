@@ -6,7 +6,6 @@ whole function, else difference quotients within the bounds of the argument.
 
 import graphlib
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.parameters import indices_of
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Tie", "ordered_ties", "tie_arguments", "tie_slope", "tie_value", "tried_tie"]
 
@@ -167,8 +167,7 @@ def _is_whole(tie: Tie, start: list[torch.Tensor]) -> bool:
     It is not where an argument leaves the graph: math.exp(s), float(s), s.item(), s.detach().
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings_here("error"):
             if start and not isinstance(tie.function(*start), torch.Tensor):
                 return False
             for position in range(len(start)):

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from scipy import linalg
 from scipy.linalg import lapack
-from threadpoolctl import ThreadpoolController
 
 from lmfit_gpu.backends.base import starts_of
 from lmfit_gpu.backends.torch import TorchBackend
+from lmfit_gpu.threads import blas_threads
 
 __all__ = ["ScipyBackend"]
 
@@ -40,7 +40,7 @@ class ScipyBackend:
         OpenBLAS and torch keep a pool of threads each that spin while they wait; on two cores 4,096 x 31 leaves took
         ten times longer with both pools awake.
         """
-        return _blas().limit(limits=1, user_api="blas")
+        return blas_threads(1)
 
     def asarray(self, tensor: torch.Tensor) -> Array:
         """Return a float64 numpy array, on the same memory when the tensor is float64 on the CPU."""
@@ -105,11 +105,6 @@ def _triangle(matrix: Array) -> Array:
     if rows < k:
         factored = np.concatenate((factored, np.zeros((k - rows, k))))
     return np.where(_upper(k), factored[:k], 0.0)
-
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 @functools.lru_cache(maxsize=8)

@@ -135,7 +135,9 @@ def minimize(curve: Curve, theta: np.ndarray, limits: Limits, names: Sequence[st
         error: Any = refused.__cause__
         error.result = _interrupted(loop, names)
         raise error from None
-    except KeyboardInterrupt as interrupt:
+    except UnusualError:
+        raise
+    except BaseException as interrupt:  # Ctrl-C, or what nobody expects of f or jac
         if loop.njev:
             interrupt.result = _interrupted(loop, names)  # type: ignore[attr-defined]
         raise

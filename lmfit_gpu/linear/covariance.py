@@ -33,8 +33,9 @@ def covariance_from(
     norms : ndarray, shape (n,)
     """
     half = vt[kept].T / s[kept]
-    covariance = (half @ half.T) / np.outer(norms, norms)
-    undetermined = np.linalg.norm(vt[~kept], axis=0) > UNDETERMINED
+    with np.errstate(over="ignore", invalid="ignore"):  # of columns below 1e-150: nothing is known of their parameters
+        covariance = (half @ half.T) / norms / norms[:, None]
+    undetermined = (np.linalg.norm(vt[~kept], axis=0) > UNDETERMINED) | ~np.isfinite(np.diag(covariance))
     covariance[undetermined] = np.nan
     covariance[:, undetermined] = np.nan
     covariance[undetermined, undetermined] = np.inf
