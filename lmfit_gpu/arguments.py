@@ -122,8 +122,33 @@ def _unmasked(values: Any, name: str) -> Any:
             f"{name}: got dates or durations ({values.dtype}); numbers are expected, such as days as floats"
         )
     if not isinstance(values, np.ma.MaskedArray):
+        _check_columns(values, name)
         return values
     return np.ma.filled(values.astype(np.float64), np.nan) if np.ma.is_masked(values) else values.data
+
+
+def _check_columns(values: Any, name: str) -> None:
+    """Refuse dates and words in a data frame or a series by name; missing values are for ``nan_policy``."""
+    if isinstance(values, (np.ndarray, torch.Tensor)) or not hasattr(values, "__array__"):  # sparse matrices have none
+        return
+    if hasattr(values, "columns") and hasattr(values, "dtypes"):
+        columns = [(f"{name}, column {column!r}", values[column]) for column in values.columns]
+    else:
+        columns = [(name, values)] if hasattr(values, "dtype") else []
+    for where, column in columns:
+        found = np.asarray(column)
+        if found.dtype.kind in "mM" or (found.dtype.kind in "OU" and not all(map(_is_number, found.ravel()))):
+            raise ValueError(f"{where}: got {column.dtype}, could not convert to float; numbers are expected")
+
+
+def _is_number(value: Any) -> bool:
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return isinstance(value, complex)  # scikit-learn's message
+    return True
 
 
 def _with_missing(values: np.ndarray) -> np.ndarray:
@@ -215,6 +240,7 @@ def _checked_frequencies(sample_weight: Any, n_rows: int) -> torch.Tensor | None
     if sample_weight is None:
         return None
     weights = _as_numbers(sample_weight, "sample_weight")
+    weights = weights[:, 0] if tuple(weights.shape) == (n_rows, 1) else weights
     if weights.ndim == 0:
         weights = weights.expand(n_rows)
     if weights.shape != (n_rows,):
@@ -274,12 +300,12 @@ def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> 
     if _ndim(X) == 1:
         raise ValueError(
             f"X: expected 2D array, got 1D array of shape {tuple(np.shape(X))}. Reshape your data: "
-            "x[:, None] makes one column; curve_fit takes 1-D x."
+            f"{'x.to_frame()' if hasattr(X, 'to_frame') else 'x[:, None]'} makes one column; curve_fit takes 1-D x."
         )
     if not isinstance(X, torch.Tensor):
         of_module = is_module(estimator)
         return validate_data(estimator, X, reset=reset, dtype="numeric", allow_nd=of_module, ensure_all_finite=finite)
-    if X.ndim < 2:
+    if X.ndim < 2 or (X.ndim > 2 and not is_module(estimator)):
         raise ValueError(f"X: got shape {tuple(X.shape)}; (n_samples, n_features) is expected")
     if X.is_complex():
         raise ValueError("Complex data not supported: X is a complex tensor")
@@ -289,6 +315,8 @@ def check_features(estimator: Any, X: Any, reset: bool, finite: bool = True) -> 
         raise ValueError("Input X contains NaN or infinity.")
     if reset:
         estimator.n_features_in_ = X.shape[1]
+        if hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
     elif X.shape[1] != estimator.n_features_in_:
         raise ValueError(
             f"X has {X.shape[1]} features, but {type(estimator).__name__} is expecting "
