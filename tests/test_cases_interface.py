@@ -167,6 +167,7 @@ S2_TARGETS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")  # for a function and a column
 @pytest.mark.parametrize("y", S2_TARGETS.values(), ids=S2_TARGETS)
 @pytest.mark.parametrize(
     "X", [S2_FRAME, S2.x[:, None].tolist(), tuple((t,) for t in S2.x)], ids=["DataFrame", "list", "tuple"]

@@ -85,6 +85,7 @@ def test_frames_are_their_numbers(make, frame, series, column):
     assert not hasattr(arrays, "feature_names_in_")
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")  # for models that return (n,)
 @every_kind
 @every_container
 def test_a_frame_of_one_target_is_a_column(make, frame, series, column):
