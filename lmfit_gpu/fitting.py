@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,18 +14,22 @@ from lmfit_gpu.early_stopping import EarlyStopping, HeldOut, resolve_early_stopp
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.linear import MANY_PARAMS
 from lmfit_gpu.losses import resolve_loss
-from lmfit_gpu.preparation import Data, Setup, has_network, is_warm, prepare, targets_of
+from lmfit_gpu.preparation import Data, Setup, has_network, is_module, is_warm, prepare, targets_of
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.progress import followed
 from lmfit_gpu.result import Result, of_all_parameters
 from lmfit_gpu.rows import as_tensor
 from lmfit_gpu.starts import find_start, seed_of
 from lmfit_gpu.termination import OF_NETWORKS
+from lmfit_gpu.threads import at_most
 
 __all__ = ["run"]
 
 # A network that has fitted the signal goes on to the noise, a little in each of thousands of trials.
 LEAST_PROGRESS = (30, 1e-3)
+# Below, a second thread made fits slower (two cores, 16,000 rows: 0.56 s and 0.62 s at 101 parameters).
+MANY_NUMBERS = 1.5e6
+SMALL_MATRIX = 500
 MUCH_WORK = 1e8  # multiplications of one reduction: some hundredths of a second
 
 
@@ -74,7 +79,16 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
         )
     held_out = None if stopping is None or held is None else _held_out(options, problem, setup, (held, stopping))
     minimize = functools.partial(_searched, options, engine, problem, setup.theta, held_out)
-    return setup, cast(Result, _guarded(options, data, setup, minimize, keep))
+    with _threads(options, problem):
+        return setup, cast(Result, _guarded(options, data, setup, minimize, keep))
+
+
+def _threads(options: Any, problem: LeastSquaresProblem) -> AbstractContextManager[None]:
+    """Return a context with no more threads than help. A function may want many for itself: it keeps them."""
+    if not is_module(options):
+        return nullcontext()
+    few_numbers = problem.n_equations * problem.n_params < MANY_NUMBERS
+    return at_most(1 if few_numbers else None, 1 if problem.n_params <= SMALL_MATRIX else None)
 
 
 def _solver(options: Any, problem: LeastSquaresProblem) -> str:

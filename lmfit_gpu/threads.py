@@ -15,13 +15,15 @@ multiprocessing  c                              1 here: how many processes there
 
 torch keeps the number per thread, and one for threads to come; both are put back. BLAS has one number for all threads
 of the process: it is the least that anybody now asks for, and put back when nobody asks any more.
+
+A small fit is faster on one thread, alone too: what the workers of torch and BLAS do for it is to wait for each other.
 """
 
 import functools
 import multiprocessing
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.dummy import DummyProcess
 from typing import Any
 
@@ -30,7 +32,7 @@ import torch
 from joblib.parallel import get_active_backend
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["blas_threads", "share", "share_of_threads"]
+__all__ = ["at_most", "blas_threads", "share", "share_of_threads"]
 
 
 def share() -> int | None:
@@ -49,15 +51,20 @@ def share() -> int | None:
 def share_of_threads() -> Iterator[None]:
     """Run a fit on its share of the threads; also a decorator."""
     allowed = share()
-    if allowed is None:
+    with at_most(allowed, allowed):
         yield
-        return
-    before = _TORCH.lower(allowed)
+
+
+@contextmanager
+def at_most(of_torch: int | None, of_blas: int | None) -> Iterator[None]:
+    """Run with so many threads of torch, in this thread, and of BLAS; None: with as many as there are."""
+    before = None if of_torch is None else _TORCH.lower(of_torch)
     try:
-        with blas_threads(allowed):
+        with nullcontext() if of_blas is None else blas_threads(of_blas):
             yield
     finally:
-        _TORCH.put_back(before)
+        if before is not None:
+            _TORCH.put_back(before)
 
 
 class _TorchThreads:

@@ -135,7 +135,7 @@ def with_entry(value):
         (with_entry(np.nan), r"Input sample_weight contains NaN or infinity in row 7;"),
         (with_entry(np.inf), r"Input sample_weight contains NaN or infinity in row 7;"),
         (np.ones(N - 1), r"sample_weight: got shape \(39,\); \(40,\) is expected"),
-        (np.ones((N, 1)), r"sample_weight: got shape \(40, 1\)"),
+        (np.ones((N, 2)), r"sample_weight: got shape \(40, 2\)"),
         ([], r"sample_weight: got shape \(0,\)"),
         ("balanced", r"sample_weight: got str that is not numbers"),
         (np.ones(N) + 1j, r"sample_weight: got ndarray that is not numbers: complex"),
