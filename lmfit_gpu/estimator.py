@@ -1,7 +1,8 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["LMRegressor"]
 
+OF_FEATURES = ("n_features_in_", "feature_names_in_")
+
 
 def _can_predict(estimator: "LMRegressor") -> bool:
     if estimator.residual is not None and estimator.model is None and estimator.predict_fn is None:
@@ -40,11 +43,12 @@ class LMRegressor(Persistent, Regressor):
 
     Parameters
     ----------
-    model : callable, torch.nn.Module, or module factory
+    model : callable, torch.nn.Module, or module factory, optional
         A function ``f(x, a, b, ...)`` or ``f(X, theta)`` written in numpy or in torch (found out by trying; torch
         is differentiated exactly); a module instance (copied, never changed); or a factory: a subclass of
         ``torch.nn.Module`` or a ``functools.partial`` of one, called with ``n_features_in_`` and ``n_outputs``
-        where its signature has them; its other parameters are set as ``model__name``.
+        where its signature has them; its other parameters are set as ``model__name``. Default, without a `residual`:
+        a network of tanh layers (:mod:`lmfit_gpu.network`) in standardised units of X and y.
     residual : callable, optional
         With a model: ``residual(prediction, target)``. Alone: ``residual(theta, X, y)`` → vector of any length.
     predict_fn : callable, optional
@@ -92,10 +96,22 @@ class LMRegressor(Persistent, Regressor):
         Limits of the stop tests (:mod:`lmfit_gpu.termination`).
     max_iter : int
         Most trials.
+    hidden_layer_sizes : int or sequence of int, optional
+        Units of the hidden layers of the default network; None is (10,).
+    alpha : float
+        The cost has ½ alpha ‖weights‖² more; weights are the tensors of a module with two or more axes. For the default
+        network in units of the variance of y (over sigma², with sigma).
+    early_stopping : bool, EarlyStopping, optional
+        Hold out a share of the rows, end the fit when their cost falls no more, and keep the point where it was least.
+        True is ``EarlyStopping(fraction=0.1, patience=10)``.
     random_state : int, RandomState or None
-        Seeds a module factory, and the search of p0="auto" (there None is 0).
+        Seeds the default network or a module factory, the rows held out, and the search of p0="auto" (there None is 0).
+    warm_start : bool
+        Start where the last fit of this estimator has ended, in place of p0 and of new weights.
     callback : callable, optional
         ``callback(record)`` after every trial; a true return value stops the fit.
+    verbose : int
+        0: silent; 1: a bar over the trials, on standard error; 2: the iteration table, on standard output.
 
     Attributes
     ----------
@@ -226,10 +242,11 @@ class LMRegressor(Persistent, Regressor):
             If standard errors of some parameters cannot be estimated.
         """
         check_options(self)
-        data = check_data(self, X, y, sample_weight, sigma)
-        with share_of_threads():
-            setup, result = run(self, data, self._keep)
-        self._keep(setup, result)
+        with self._features_of_last_fit():
+            data = check_data(self, X, y, sample_weight, sigma)
+            with share_of_threads():
+                setup, result = run(self, data, self._keep)
+            self._keep(setup, result)
         self._warn(result)
         return self
 
@@ -274,6 +291,20 @@ class LMRegressor(Persistent, Regressor):
         """Return the full report of the fit as text."""
         check_is_fitted(self, "result_")
         return self.result_.report()
+
+    @contextmanager
+    def _features_of_last_fit(self) -> Iterator[None]:
+        """Leave the features that predict knows as they were, if a fit fails before there is anything to keep."""
+        last = getattr(self, "result_", None)
+        features = {name: vars(self)[name] for name in OF_FEATURES if name in vars(self)}
+        try:
+            yield
+        except BaseException:
+            if last is not None and self.result_ is last:
+                for name in OF_FEATURES:
+                    vars(self).pop(name, None)
+                vars(self).update(features)
+            raise
 
     def _keep(self, setup: Setup, result: Result) -> None:
         """Set all fitted attributes: the only place that does."""
