@@ -296,14 +296,14 @@ class LMRegressor(Persistent, Regressor):
     def _features_of_last_fit(self) -> Iterator[None]:
         """Leave the features that predict knows as they were, if a fit fails before there is anything to keep."""
         last = getattr(self, "result_", None)
-        features = {name: vars(self)[name] for name in OF_FEATURES if name in vars(self)}
+        features = {name: self.__dict__[name] for name in OF_FEATURES if name in self.__dict__}
         try:
             yield
         except BaseException:
             if last is not None and self.result_ is last:
                 for name in OF_FEATURES:
-                    vars(self).pop(name, None)
-                vars(self).update(features)
+                    self.__dict__.pop(name, None)
+                self.__dict__.update(features)
             raise
 
     def _keep(self, setup: Setup, result: Result) -> None:

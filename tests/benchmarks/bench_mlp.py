@@ -1,8 +1,8 @@
 """LMRegressor beside MLPRegressor: the same grid of hidden sizes and penalties, the same folds, in one run.
 
-X and y are standardised within the folds. MLPRegressor is as it comes (ReLU, Adam), with ``max_iter`` raised so that its
-own tolerance ends it; LMRegressor as it comes, with at most `MAX_ITER` trials on the large task. Printed: the best
-cross-validated R² of each, 1 − R², and the time of the whole search.
+X and y are standardised within the folds. MLPRegressor is as it comes (ReLU, Adam), with ``max_iter`` raised so that
+its own tolerance ends it; LMRegressor as it comes, with at most `MAX_ITER` trials on the large task. Printed: the best
+cross-validated R² of each, 1 - R², and the time of the whole search.
 """
 
 import time
