@@ -222,7 +222,7 @@ def jacobian_vector(problem: LeastSquaresProblem, theta: torch.Tensor, block: Bl
         return torch.autograd.grad(product, dummy, v, materialize_grads=True)[0]
 
 
-def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
+def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor, without: tuple[str, ...] = ()) -> Route:
     """Return the first route, cheapest first, that reproduces Jᵀu on a probe block.
 
     Parameters
@@ -230,6 +230,8 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
     problem : LeastSquaresProblem
         With a differentiable model.
     theta : Tensor, shape (n_params,)
+    without : tuple of str
+        Names of routes that are not to be used.
 
     Returns
     -------
@@ -262,7 +264,7 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
             "detach, item, float, or rounding); use jac='3-point' for finite differences"
         )
     columns = theta.new_empty(theta.numel(), expected_values[0].numel())
-    for route in _candidates(problem, columns.shape[1]):
+    for route in [route for route in _candidates(problem, columns.shape[1]) if route.name not in without]:
         for point, values, product, strict in zip(points, expected_values, expected, (False, True), strict=True):
             try:
                 found = route(problem, point, probe, columns)
@@ -271,8 +273,14 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor) -> Route:
             if not (_reproduces(columns, u, product, strict) and _same_values(found, values)):
                 break
         else:
-            return route
+            return _with_another(route)
     raise ValueError("model: no route of automatic differentiation reproduces its gradient; use jac='3-point'")
+
+
+def _with_another(route: Route) -> Route:
+    if not isinstance(route, Layerwise):
+        return route
+    return Layerwise(functools.partial(choose_route, without=(Layerwise.name,)))
 
 
 def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:

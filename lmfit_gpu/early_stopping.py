@@ -5,13 +5,17 @@ rises then (Prechelt, "Early stopping, but when?" (1998), doi:10.1007/3-540-4943
 the one that is kept.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.utils import check_random_state
 
+from lmfit_gpu.exceptions import NonFiniteError
+from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.result import Status, Stop
 from lmfit_gpu.state import State
 
@@ -36,9 +40,11 @@ class EarlyStopping:
 
 def resolve_early_stopping(early_stopping: Any) -> EarlyStopping | None:
     """Return what the argument of that name means; True is the default share and patience."""
-    if early_stopping is None or early_stopping is False:
+    if early_stopping is None:
         return None
-    return EarlyStopping() if early_stopping is True else early_stopping
+    if isinstance(early_stopping, (bool, np.bool_)):  # from a grid, numpy's
+        return EarlyStopping() if early_stopping else None
+    return early_stopping
 
 
 def split_rows(n_rows: int, fraction: float, random_state: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,6 +81,8 @@ class HeldOut:
     def watch(self, state: State) -> "Watch":
         """Return the watch at the start of a fit."""
         cost = self.cost(state.theta)
+        if not math.isfinite(cost):
+            raise NonFiniteError("early_stopping: residuals of the held-out rows are not finite at the start p0")
         return Watch(self, state, cost, cost)
 
 
@@ -104,7 +112,10 @@ class Watch:
         """Return the state after a trial with the held-out cost in its record, stopped if it is time; and the watch."""
         if state.record is None or not state.record.accepted:
             return _with_cost(state, self.last), self
-        cost = self.held_out.cost(state.theta)
+        try:
+            cost = self.held_out.cost(state.theta)
+        except CALL_ERRORS:  # the model refuses these rows there
+            cost = math.inf
         state = _with_cost(state, cost)
         if cost < self.least:
             return state, replace(self, best=state, least=cost, last=cost, n_waited=0)

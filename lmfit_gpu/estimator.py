@@ -95,7 +95,8 @@ class LMRegressor(Persistent, Regressor):
     ftol, xtol, gtol : float or "auto"
         Limits of the stop tests (:mod:`lmfit_gpu.termination`).
     max_iter : int
-        Most trials.
+        Most trials. The default network ends sooner, as SLOW_PROGRESS and without a warning, when 30 trials lower the
+        cost by less than a hundredth of it, unless `ftol` is given.
     hidden_layer_sizes : int or sequence of int, optional
         Units of the hidden layers of the default network; None is (10,).
     alpha : float

@@ -37,9 +37,12 @@ def made_by(factory: Callable[..., torch.nn.Module], n_features: int, n_outputs:
         for name, size in zip(SIZES, (n_features, n_outputs), strict=True)
         if name in wanted and name not in given
     }
-    devices = range(torch.cuda.device_count())  # all, as fork_rng takes with a warning
-    with DRAWING, torch.random.fork_rng(devices):
-        torch.manual_seed(int(check_random_state(seed).randint(2**31 - 1)))
+    on_gpu = torch.cuda.is_initialized()  # else it is not initialised for the sake of its seeds
+    number = int(check_random_state(seed).randint(2**31 - 1))
+    with DRAWING, torch.random.fork_rng(range(torch.cuda.device_count()) if on_gpu else []):
+        torch.default_generator.manual_seed(number)
+        if on_gpu:
+            torch.cuda.manual_seed_all(number)
         return factory(**sizes)
 
 

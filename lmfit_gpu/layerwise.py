@@ -8,6 +8,7 @@ One forward pass shows a, one backward pass for each output of a row gives the �
 for m values and n parameters m n products, where ``vmap`` makes the same numbers and then copies them.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from lmfit_gpu.models import ModuleModel, ResidualOf
 from lmfit_gpu.problem import Block, LeastSquaresProblem
 
 __all__ = ["Layerwise"]
+
+
+PROBE_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of sums over a block
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,19 @@ class Use:
 
 
 class Layerwise:
-    """Outer products of layer inputs and output gradients; for modules with all free parameters in linear layers."""
+    """Outer products of layer inputs and output gradients; for modules with all free parameters in linear layers.
+
+    Parameters
+    ----------
+    otherwise : callable (problem, theta) -> Route, optional
+        What to use from the first block on for which a layer is not used once a row: a module may choose by its data.
+    """
 
     name = "layerwise"
+
+    def __init__(self, otherwise: Callable[[LeastSquaresProblem, torch.Tensor], Any] | None = None) -> None:
+        self._otherwise = otherwise
+        self._other: Any = None
 
     def __call__(
         self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
@@ -41,19 +55,36 @@ class Layerwise:
         Raises
         ------
         ValueError
-            If the module is not of that kind, or a layer is not used exactly once with rows of features.
+            If the module is not of that kind, or a layer is not used exactly once with rows of features, and there is
+            no other route.
         """
+        if self._other is None:
+            try:
+                return self._by_layers(problem, theta, block, columns)
+            except ValueError:
+                if self._otherwise is None:
+                    raise
+                self._other = self._otherwise(problem, theta)
+        return self._other(problem, theta, block, columns)
+
+    def _by_layers(
+        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
+    ) -> torch.Tensor:
         model = block.model.model if isinstance(block.model, ResidualOf) else block.model
         if not isinstance(model, ModuleModel):
             raise ValueError("layerwise: only for a module")
-        uses, values = _observed(problem, model, theta, block)
+        leaf = theta.detach().requires_grad_()
+        uses, values = _observed(problem, model, leaf, block)
         rows = block.x.shape[0]
         targets = columns.view(columns.shape[0], rows, -1)
         values = values.view(rows, -1)
         zs = [use.z for use in uses]
         for q in range(values.shape[1]):
             keep = q + 1 < values.shape[1]
-            deltas = torch.autograd.grad(values[:, q].sum(), zs, retain_graph=keep, materialize_grads=True)
+            *deltas, total = torch.autograd.grad(
+                values[:, q].sum(), [*zs, leaf], retain_graph=keep, materialize_grads=True
+            )
+            _check(model, uses, deltas, total)
             _write(model, uses, deltas, targets[:, :, q])
         return values.detach().reshape(-1)
 
@@ -63,7 +94,7 @@ class Layerwise:
 
 
 def _observed(
-    problem: LeastSquaresProblem, model: ModuleModel, theta: torch.Tensor, block: Block
+    problem: LeastSquaresProblem, model: ModuleModel, leaf: torch.Tensor, block: Block
 ) -> tuple[list[Use], torch.Tensor]:
     """Return what the layers did in one forward pass, and the values, connected to the layers' outputs."""
     layers = _layers(model)
@@ -71,16 +102,15 @@ def _observed(
 
     def seen(name: str) -> Any:
         def hook(module: torch.nn.Module, inputs: tuple[Any, ...], z: torch.Tensor) -> torch.Tensor:
-            z = z if z.requires_grad else z.requires_grad_()
-            uses.append(Use(name, inputs[0].detach(), z))
-            return z
+            uses.append(Use(name, inputs[0].detach().clone(), z))
+            return z.clone()  # what comes after may write into it, as into the input
 
         return hook
 
     hooks = [layer.register_forward_hook(seen(name)) for name, layer in layers.items()]
     try:
         with torch.enable_grad():
-            values = problem.values(theta.detach(), block)
+            values = problem.values(leaf, block)
     finally:
         for hook in hooks:
             hook.remove()
@@ -102,7 +132,20 @@ def _layers(model: ModuleModel) -> dict[str, torch.nn.Linear]:
     return found
 
 
-def _write(model: ModuleModel, uses: list[Use], deltas: tuple[torch.Tensor, ...], columns: torch.Tensor) -> None:
+def _check(model: ModuleModel, uses: list[Use], deltas: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+    """Check that the layers are all that the parameters do: Σ δ aᵀ and Σ δ are the whole gradient of the sum."""
+    slices, rounding = model.slices, PROBE_ROUNDING[total.dtype]
+    for use, delta in zip(uses, deltas, strict=True):
+        prefix = f"{use.name}." if use.name else ""
+        parts = {"weight": (delta.T @ use.a, delta.abs().T @ use.a.abs()), "bias": (delta.sum(0), delta.abs().sum(0))}
+        for kind, (found, size) in parts.items():
+            if prefix + kind in slices:
+                off = (found.reshape(-1) - total[slices[prefix + kind]]).abs() - rounding * size.reshape(-1)
+                if bool((off > 0).any()):
+                    raise ValueError(f"layerwise: {prefix}{kind} is used besides its layer")
+
+
+def _write(model: ModuleModel, uses: list[Use], deltas: Sequence[torch.Tensor], columns: torch.Tensor) -> None:
     """Write δ aᵀ and δ of every layer into columns, shape (n, rows)."""
     slices = model.slices
     for use, delta in zip(uses, deltas, strict=True):

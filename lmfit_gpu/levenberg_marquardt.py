@@ -38,6 +38,7 @@ from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.outcome import result_of
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
+from lmfit_gpu.saddle import below_saddle
 from lmfit_gpu.state import State
 from lmfit_gpu.termination import (
     AT_ROUNDING,
@@ -270,6 +271,21 @@ class LevenbergMarquardt:
         stop = Stop(Status.SLOW_PROGRESS, fall, share, f"relative fall of the cost in the last {n} trials")
         return replace(state, stop=stop) if fall < share else state
 
+    def _off_saddle(self, problem: LeastSquaresProblem, state: State) -> State:
+        """Return the state, or one at a lower point beside it where a network seems to have converged at a saddle."""
+        stopped = state.stop is not None and state.stop.status > 0 and state.stop.status != Status.CONVERGED_RESIDUAL
+        if not (stopped and self.within_reach and state.derivatives.is_autograd) or problem.bounds is not None:
+            return state
+        theta = below_saddle(problem, state.derivatives, state.theta)
+        if theta is None:
+            return state
+        moved = self._linearized(problem, theta, problem.cost(theta), state.derivatives, replace(state, scale=None))
+        if not moved.lin.finite:
+            return state
+        policy = self.damping.start(moved.lin, theta)
+        moved = replace(moved, policy=policy, n_iter=state.n_iter, record=state.record, refusal=state.refusal)
+        return self._tested(problem, moved)
+
     def _longest(self, state: State) -> Step:
         """Return the step that says what is still to gain."""
         if not (self.within_reach and state.lin.direct):  # cg finds a step within a radius too loosely
@@ -341,7 +357,7 @@ class LevenbergMarquardt:
                 state, watch = (moved, None) if watch is None else watch.after(moved)
                 record = cast(IterationRecord, state.record)
                 history.append(record)
-                state = self._if_worth_it(state, history)
+                state = self._off_saddle(problem, self._if_worth_it(state, history))
                 if callback is not None and callback(record) and state.stop is None:
                     state = replace(state, stop=Stop(Status.STOPPED_BY_CALLBACK, state.n_iter, float("inf")))
         except BaseException as interrupt:  # Ctrl-C, or the model or the callback failed: the best point is not lost

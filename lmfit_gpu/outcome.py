@@ -71,6 +71,6 @@ def _covariance(problem: LeastSquaresProblem, state: State) -> tuple[torch.Tenso
         return nothing if n <= MANY_PARAMS else None, 0, np.ones(n, dtype=bool)
     found = state.lin.covariance()
     if found is None:
-        return None, min(n, problem.n_equations), np.zeros(n, dtype=bool)
+        return None, min(n, problem.n_residuals), np.zeros(n, dtype=bool)
     covariance, rank, undetermined = found
     return covariance, rank, undetermined.numpy()

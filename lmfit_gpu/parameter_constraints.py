@@ -94,7 +94,7 @@ PARAMETER_CONSTRAINTS: dict[str, list[Any]] = {
     "predict_fn": [callable, None],
     "p0": ["array-like", Mapping, Number(numbers.Real, None, None, closed="neither"), AUTO, callable, None],
     "bounds": ["array-like", Mapping, Bounds, None],
-    "fixed": ["array-like", None],
+    "fixed": ["array-like", str, None],
     "tied": [Mapping, None],
     "x_format": [_names(["auto", "columns", "1d"])],
     "loss": [_names(LOSSES), callable],
@@ -125,7 +125,8 @@ PARAMETER_CONSTRAINTS: dict[str, list[Any]] = {
 @functools.cache
 def _defaults(constructor: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(constructor).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.name != "self"}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # not **options of a subclass
+    return {p.name: p.default for p in parameters if p.name != "self" and p.kind in kinds}
 
 
 def given_arguments(estimator: Any) -> dict[str, Any]:

@@ -39,10 +39,16 @@ def predicted(setup: Setup, theta: np.ndarray, X: Any, chunk_rows: Any) -> torch
     n_model = len(theta) if setup.constraints is None else setup.constraints.n_model
     parameters = torch.from_numpy(theta[:n_model]).to(setup.theta)
     predictor: Any = setup.predictor
+
+    def values(x: torch.Tensor) -> torch.Tensor:
+        if isinstance(predictor, ModuleModel):  # it holds theta; functional_call is not for several threads
+            return predictor.module(x)
+        return predictor(parameters, x, None)
+
     whole = chunk_rows is None or setup.predicts_whole
     with torch.no_grad(), _named_shape(setup, X):
         parts = [
-            _shaped(predictor(parameters, x, None), len(x), setup.y_shape)
+            _shaped(values(x), len(x), setup.y_shape)
             for part in chunk_slices(rows.n_samples, max(rows.n_samples, 1) if whole else chunk_rows)
             for x, _ in [rows.read(part, parameters.device, parameters.dtype)]
         ]

@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 CPU = torch.device("cpu")
-SMALL_WHOLE = (torch.int8, torch.int16, torch.uint16, torch.uint32)  # tokens, perhaps, but not those of an image
 SAMPLE_ROWS = 64  # enough rows to tell numpy from torch by trying
 
 
@@ -262,9 +261,9 @@ def _rows_of_module(module: ModuleModel, rows: ArrayRows, prefer_whole: bool) ->
     ValueError
         If the module cannot be called on them.
     """
-    rows = replace(rows, X=rows.X.long()) if rows.X.dtype in SMALL_WHOLE and not prefer_whole else rows
-    whole = rows.X.dtype in (torch.int64, torch.int32)
-    forms = [replace(rows, cast_features=cast) for cast in ([not prefer_whole, prefer_whole] if whole else [True])]
+    whole = not (rows.X.is_floating_point() or rows.X.is_complex() or rows.X.dtype == torch.bool)
+    first = not (prefer_whole and rows.X.dtype in (torch.int64, torch.int32))
+    forms = [replace(rows, cast_features=cast) for cast in ([first, not first] if whole else [True])]
     errors: list[BaseException] = []
     for form in forms:
         x, _ = form.read(slice(0, 1), module.theta.device, module.theta.dtype)
@@ -329,21 +328,20 @@ def _load_last(module: torch.nn.Module, options: Any) -> None:
 def _penalty(options: Any, module: ModuleModel, rows: ArrayRows, constraints: Constraints | None) -> Penalty | None:
     if options.alpha == 0:
         return None
-    return penalty_on(
-        module.are_weights, options.alpha * _variance(rows) if has_network(options) else options.alpha, constraints
+    unit = (
+        _unit(module.module, rows.weights) if isinstance(module.module, TanhNetwork) and has_network(options) else 1.0
     )
+    return penalty_on(module.are_weights, float(options.alpha) * unit, constraints)
 
 
-def _variance(rows: ArrayRows) -> float:
-    """Return the variance of the targets, in units of sigma; 1 for constant ones."""
-    y = cast(torch.Tensor, rows.y).double()
-    y = y.reshape(len(y), -1)
-    frequency, inverse_sigma = (rows.weights or Weights()).read(slice(None), y.numel(), y.device, y.dtype)
-    share = torch.ones_like(y) if frequency is None else frequency.reshape(y.shape)
-    share = share / share.sum(0)
-    z = y - (share * y).sum(0)
-    z = z if inverse_sigma is None else z * inverse_sigma.reshape(y.shape)
-    return float((share * z**2).sum(0).mean()) or 1.0
+def _unit(network: TanhNetwork, weights: Weights | None) -> float:
+    """Return the variance of the targets in units of sigma, by the network's scales (of its first fit, when warm)."""
+    variance = float((network.y_scale.double() ** 2).mean())
+    if weights is None or weights.sigma is None:
+        return variance
+    precision = (1 / weights.sigma**2).reshape(len(weights.sigma), -1).mean(1)
+    share = torch.ones_like(precision) if weights.frequency is None else weights.frequency
+    return variance * float((share * precision).sum() / share.sum())
 
 
 def _module_start(p0: Any, model: ModuleModel, data: tuple[Any, Any]) -> torch.Tensor:

@@ -209,6 +209,8 @@ class Result:
         With a penalty, less what the data determine of it: the effective number of parameters.
         """
         observed = (self.n_residuals if self.n_observed is None else self.n_observed) + self.shrinkage
+        if self.shrinkage:  # with more parameters than residuals the trace leaves nothing, to rounding
+            return max(observed - self.rank, 0.0)
         return int(observed) - self.rank if observed == int(observed) else observed - self.rank
 
     @property

@@ -152,7 +152,7 @@ class ArrayRows:
         """Return (x, y) of some rows on a device in the arithmetic of the model; casts only those rows."""
         x = self.X[rows] if isinstance(rows, slice) else _taken(self.X, rows)
         # A frame's array is in Fortran order: sums over its columns would have another rounding.
-        x = (self._cast(x, device, dtype) if self.cast_features else x.to(device)).contiguous()
+        x = (self._cast(x, device, dtype) if self.cast_features else _tokens(x).to(device)).contiguous()
         x = x.reshape(x.shape[0]) if self.squeeze else x
         return x, None if self.y is None else self._cast(
             self.y[rows if isinstance(rows, slice) else rows.to(self.y.device)], device, dtype
@@ -169,6 +169,11 @@ class ArrayRows:
         if part.is_complex():
             return part.to(device)
         return part.to(device=device, dtype=dtype)
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    """Return whole numbers in a type that torch takes for an index."""
+    return x if x.dtype in (torch.int64, torch.int32) else x.long()
 
 
 def _taken(X: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

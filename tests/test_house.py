@@ -20,7 +20,7 @@ import lmfit_gpu
 ORDER = """
     exceptions threads warning_filters launch devices distributed rows box parameters losses likelihoods models ties
     constraints factories network penalty preparation problem layerwise autodiff stencil differences user_jacobian
-    jacobian extrapolation check_jacobian backends linear certificate damping acceleration result termination
+    jacobian extrapolation check_jacobian backends linear certificate saddle damping acceleration result termination
     messages state outcome early_stopping levenberg_marquardt compact attempt batched guesses candidates separable
     starts progress fitting prediction inference profiles plan parameter_constraints protocol arguments persistence
     optim estimator scipy_keywords

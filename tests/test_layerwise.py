@@ -132,12 +132,59 @@ def test_other_modules_are_refused_and_take_another_route(name):
     assert choose_route(problem, problem.replicas[0].theta).name == "rowwise"
 
 
-def test_a_weight_used_besides_its_layer_is_found_out_by_the_probe():
+class Later(torch.nn.Module):
+    """What a route must find out in the middle of a fit: at the start the second use of the weight is switched off."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 4, dtype=torch.float64)
+        self.out = torch.nn.Linear(4, 1, dtype=torch.float64)
+
+    def forward(self, X):
+        size = self.inner.weight.abs().sum()
+        return self.out(torch.tanh(self.inner(X))) + torch.relu(size - 6)
+
+
+class Gated(Later):
+    """Rows reach the output layer by a gate that is open for all of them at the start."""
+
+    def forward(self, X):
+        hidden = torch.tanh(self.inner(X))
+        chosen = hidden[:, 0] > self.inner.bias[0] - 100 * (self.inner.weight[0, 0] < 1) - 0.01
+        return torch.zeros(len(X), 1, dtype=X.dtype).index_put((chosen,), self.out(hidden[chosen]))
+
+
+class InPlace(Later):
+    def forward(self, X):
+        return self.out(torch.nn.functional.hardtanh_(self.inner(torch.tanh(X)), -0.2, 0.2))
+
+
+def test_a_weight_used_besides_its_layer_is_refused():
     problem = problem_of(seeded(WeightElsewhere))
-    theta, block, _, columns = found(problem)
-    expected = jacrev(lambda t: problem.values(t, block))(theta)
-    assert not torch.allclose(columns.T, expected, rtol=0.1)
-    assert choose_route(problem, theta).name == "rowwise"
+    with pytest.raises(ValueError, match=r"layerwise: inner\.weight is used besides its layer"):
+        found(problem)
+    assert choose_route(problem, problem.replicas[0].theta).name == "rowwise"
+
+
+@pytest.mark.parametrize("module", [Later, Gated, InPlace])
+def test_other_points_than_the_start_get_another_route_where_the_layers_do_not_tell_all(module):
+    made = seeded(module)
+    with torch.no_grad():
+        made.inner.weight.mul_(0.1)
+        made.inner.weight[0, 0] = 0.5
+    problem = problem_of(made)
+    start = problem.replicas[0].theta
+    route = choose_route(problem, start)
+    assert route.name == "layerwise"
+    for theta in (start, 4 * start):
+        block = problem.probe(ROWS)
+        columns = torch.full((problem.n_params, problem.n_residuals), torch.nan, dtype=torch.float64)
+        values = route(problem, theta, block, columns)
+        leaf = theta.clone().requires_grad_()
+        expected = problem.values(leaf, block)
+        torch.testing.assert_close(values, expected.detach())
+        (gradient,) = torch.autograd.grad(expected.sum(), leaf)
+        torch.testing.assert_close(columns.sum(1), gradient, rtol=1e-9, atol=1e-10)
 
 
 def test_the_module_is_left_without_hooks():

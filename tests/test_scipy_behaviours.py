@@ -1044,7 +1044,7 @@ def test_fewer_residuals_than_parameters():
 
 
 def test_jac_names():
-    with pytest.raises(ValueError, match=r"jac: got 'oops'"):
+    with pytest.raises(ValueError, match=r"'jac' parameter .* Got 'oops'"):
         solve(squared_plus_five, [2.0], jac="oops")
 
 

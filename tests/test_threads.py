@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.model_selection import GridSearchCV
-from threadpoolctl import threadpool_info
 
 from lmfit_gpu import LMRegressor
 from lmfit_gpu.factories import made_by
-from lmfit_gpu.threads import blas_threads, share, share_of_threads
+from lmfit_gpu.threads import _blas, blas_threads, share, share_of_threads
 
 N_FITS = 8
 # Few trials of networks; how far they have come, and standard errors of their weights, are not what is tested here.
@@ -21,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:the fit has not converged", "ign
 
 
 def blas():
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+    """Return the numbers of numpy's and SciPy's libraries; what a test before has loaded (Legate's) is left alone."""
+    return [library.num_threads for library in _blas()]
 
 
 def torch_threads_elsewhere():
@@ -47,8 +47,6 @@ class set_blas:  # noqa: N801
     """threadpoolctl's own limit lets nobody else change the number."""
 
     def __init__(self, n):
-        from lmfit_gpu.threads import _blas
-
         self.libraries, self.n = _blas(), n
 
     def __enter__(self):

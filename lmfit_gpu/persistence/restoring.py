@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -227,8 +228,9 @@ def _fresh(document: Mapping[str, Any], tensors: Tensors, options: Mapping[str, 
     X, y_shape, model = tensors["rows"], document["setup"]["y_shape"], options["model"]
     n_outputs = y_shape[0] if y_shape else 1
     if model is None:
-        with torch.random.fork_rng():
-            return default_network(X.shape[1], n_outputs, options["hidden_layer_sizes"])
+        # The layers that were fitted: hidden_layer_sizes may have been set since.
+        sizes = [len(value) for name, value in tensors.items() if name.startswith(MODULE) and name.endswith(".bias")]
+        return made_by(functools.partial(default_network, hidden_layer_sizes=sizes[:-1]), X.shape[1], n_outputs, 0)
     if isinstance(model, torch.nn.Module):
         return copy.deepcopy(model)
     if is_factory(model):
