@@ -386,7 +386,7 @@ def test_every_route_goes_through_ties(route, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_constraints_do_not_change_the_route(name):
-    """A broadcasting function is still expanded, a module goes row by row (a network, too: its tensors are not free)."""
+    """A broadcasting function is still expanded, a module goes row by row, a network too."""
     model, X, y, theta = constrained(name)
     plain, _, _, whole = case(name)
     route = choose_route(problem_of(plain, X, y, whole), torch.as_tensor(whole, dtype=torch.float64))

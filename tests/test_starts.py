@@ -293,5 +293,5 @@ def test_what_cannot_be_searched_is_refused():
     x = np.linspace(0, 1, 10)
     with pytest.raises(ValueError, match="give p0 to tell how many"):
         LMRegressor(residual=lambda theta, X, y: theta[0] * X - y, p0="auto").fit(x[:, None], x)
-    with pytest.raises(ValueError, match="'p0' parameter .* Got 'Auto'"):
+    with pytest.raises(ValueError, match=r"'p0' parameter .* Got 'Auto'"):
         LMRegressor(numpy_sine, p0="Auto").fit(x[:, None], x)

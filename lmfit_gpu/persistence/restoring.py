@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -230,7 +229,7 @@ def _fresh(document: Mapping[str, Any], tensors: Tensors, options: Mapping[str, 
     if model is None:
         # The layers that were fitted: hidden_layer_sizes may have been set since.
         sizes = [len(value) for name, value in tensors.items() if name.startswith(MODULE) and name.endswith(".bias")]
-        return made_by(functools.partial(default_network, hidden_layer_sizes=sizes[:-1]), X.shape[1], n_outputs, 0)
+        return made_by(lambda: default_network(X.shape[1], n_outputs, sizes[:-1]), X.shape[1], n_outputs, 0)
     if isinstance(model, torch.nn.Module):
         return copy.deepcopy(model)
     if is_factory(model):
