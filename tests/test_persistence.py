@@ -190,6 +190,14 @@ def test_a_module_may_come_from_a_factory_and_the_other_way_round(tmp_path):
         np.testing.assert_array_equal(LMRegressor.load(path, model=model).predict(X), est.predict(X))
 
 
+def test_sizes_set_after_the_fit_are_for_the_next_one(tmp_path):
+    est = LMRegressor(hidden_layer_sizes=(3, 2), alpha=0.1, early_stopping=True, random_state=0).fit(X, Y)
+    est.set_params(hidden_layer_sizes=7).save(tmp_path / "fit.safetensors")
+    loaded = LMRegressor.load(tmp_path / "fit.safetensors")
+    np.testing.assert_array_equal(loaded.predict(X), est.predict(X))
+    assert loaded.hidden_layer_sizes == 7
+
+
 def test_loading_draws_no_numbers(tmp_path):
     for kind, code in (("network", {}), ("own factory", {"model": Scaled})):
         saved(kind, tmp_path / "est")

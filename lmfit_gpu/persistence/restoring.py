@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -228,7 +229,8 @@ def _fresh(document: Mapping[str, Any], tensors: Tensors, options: Mapping[str, 
     n_outputs = y_shape[0] if y_shape else 1
     if model is None:
         # The layers that were fitted: hidden_layer_sizes may have been set since.
-        sizes = [len(value) for name, value in tensors.items() if name.startswith(MODULE) and name.endswith(".bias")]
+        names = (f"{MODULE}layers.{i}.bias" for i in itertools.count())
+        sizes = [len(tensors[name]) for name in itertools.takewhile(tensors.__contains__, names)]
         return made_by(lambda: default_network(X.shape[1], n_outputs, sizes[:-1]), X.shape[1], n_outputs, 0)
     if isinstance(model, torch.nn.Module):
         return copy.deepcopy(model)
