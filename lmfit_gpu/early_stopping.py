@@ -70,12 +70,14 @@ class HeldOut:
     ----------
     cost : callable (theta) -> float
     patience : int
+    n_rows : int
     close : callable ()
         Called at the end of the fit.
     """
 
     cost: Callable[[torch.Tensor], float]
     patience: int
+    n_rows: int = 0
     close: Callable[[], None] = lambda: None
 
     def watch(self, state: State) -> "Watch":

@@ -132,7 +132,7 @@ def _held_out(
     others = _problem(options, replace(setup, rows=rows, penalty=None))
     if problem.coupled or others.coupled:
         raise ValueError("early_stopping: the model couples rows; none can be held out")
-    return HeldOut(others.cost, stopping.patience, others.close)
+    return HeldOut(others.cost, stopping.patience, len(held.X), others.close)
 
 
 def _problem(options: Any, setup: Setup) -> LeastSquaresProblem:
@@ -156,10 +156,13 @@ def _searched(
     held_out: HeldOut | None,
 ) -> Result:
     """Return the fit from theta, or with ``p0="auto"`` from the best start that a search from theta finds."""
-    used, search = {}, None
+    used: dict[str, Any] = {}
+    search = None
+    if held_out is not None:
+        used["held out"] = f"{held_out.n_rows} rows, patience {held_out.patience}"
     if isinstance(options.p0, str) and not is_warm(options):  # "auto"
         theta, search = find_start(problem, theta, engine, seed=seed_of(options.random_state))
-        used = {"start": str(search)}
+        used["start"] = str(search)
     minimize = functools.partial(engine.minimize, problem, theta, held_out=held_out)
     try:
         result = followed(minimize, options.callback, options.verbose, options.max_iter)

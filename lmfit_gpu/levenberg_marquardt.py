@@ -42,7 +42,7 @@ from lmfit_gpu.saddle import below_saddle
 from lmfit_gpu.state import State
 from lmfit_gpu.termination import (
     AT_ROUNDING,
-    NETWORKS_AT_ROUNDING,
+    REACH_AT_ROUNDING,
     Tolerances,
     check,
     check_stalled,
@@ -172,7 +172,7 @@ class LevenbergMarquardt:
         rejected = state.rejected + 1
         state = replace(state, policy=policy, n_iter=state.n_iter + 1, rejected=rejected, record=record)
         rounding = _rounding(problem, state)
-        least = NETWORKS_AT_ROUNDING if self.within_reach else 0.0
+        least = REACH_AT_ROUNDING if self.within_reach else 0.0
         stop = check_stalled(state.lin, self._longest(state), state.theta, step, rounding, state.cost, least)
         if stop is None and self.damping.attempts is not None and rejected >= self.damping.attempts:
             stop = Stop(Status.STALLED, step.scaled_norm, float("inf"))

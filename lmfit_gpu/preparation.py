@@ -263,7 +263,7 @@ def _rows_of_module(module: ModuleModel, rows: ArrayRows, prefer_whole: bool) ->
     """
     whole = not (rows.X.is_floating_point() or rows.X.is_complex() or rows.X.dtype == torch.bool)
     first = not (prefer_whole and rows.X.dtype in (torch.int64, torch.int32))
-    forms = [replace(rows, cast_features=cast) for cast in ([first, not first] if whole else [True])]
+    forms = [replace(rows, cast_features=casts) for casts in ([first, not first] if whole else [True])]
     errors: list[BaseException] = []
     for form in forms:
         x, _ = form.read(slice(0, 1), module.theta.device, module.theta.dtype)

@@ -137,7 +137,7 @@ class Result:
     theta : ndarray, shape (n_params,), float64
     names : sequence of str
     cost : float
-        ½‖r‖² at theta.
+        What was minimised, at theta: ½‖r‖² in the plain case.
     stop : Stop
     n_iter : int
         Trials: evaluations of the cost at trial points.

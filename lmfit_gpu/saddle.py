@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lmfit_gpu.jacobian import Derivatives
+from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import LeastSquaresProblem
 
 __all__ = ["below_saddle"]
@@ -38,9 +39,18 @@ def below_saddle(problem: LeastSquaresProblem, derivatives: Derivatives, theta: 
         return None
     limit = problem.cost(theta) * (1 - GAIN)
     moves = [theta + float(sign * length) * direction for length in LENGTHS for sign in (1, -1)]
-    costs = [problem.cost(moved) for moved in moves]
-    best = int(np.nanargmin([cost if np.isfinite(cost) else np.inf for cost in costs]))
+    costs = [_cost(problem, moved) for moved in moves]
+    best = int(np.argmin(costs))
     return moves[best] if costs[best] < limit else None
+
+
+def _cost(problem: LeastSquaresProblem, theta: torch.Tensor) -> float:
+    """Return the cost, infinite where the model refuses the point."""
+    try:
+        cost = problem.cost(theta)
+    except CALL_ERRORS:
+        return float("inf")
+    return cost if np.isfinite(cost) else float("inf")
 
 
 def _lowest(

@@ -34,8 +34,8 @@ from lmfit_gpu.result import Status, Stop
 
 __all__ = [
     "AT_ROUNDING",
-    "NETWORKS_AT_ROUNDING",
     "OF_NETWORKS",
+    "REACH_AT_ROUNDING",
     "Tolerances",
     "check",
     "check_stalled",
@@ -51,8 +51,8 @@ TRUSTED_ERROR = 1e-3  # relative error of the undamped step, ε κ, that a stop 
 # Where rounding of the cost ends a fit, the tests count up to these (ftol, xtol): in float64 3e-5 of the standard
 # errors, or half the digits.
 AT_ROUNDING = {torch.float64: (1e-9, 1e-8), torch.float32: (1e-7, 1e-3)}
-OF_NETWORKS = {torch.float64: 1e-8, torch.float32: 1e-6}  # ftol: identical or dead units make minima that are flat
-NETWORKS_AT_ROUNDING = 1e-6
+OF_NETWORKS = {torch.float64: 1e-8, torch.float32: 1e-6}  # ftol: copied or dead units make minima that are flat
+REACH_AT_ROUNDING = 1e-6  # where the gain is that of a step within reach (penalties, and the default network)
 USUAL, STOP_AT_ROUNDING = AUTO[torch.float64], AT_ROUNDING[torch.float64]
 TINY = 1e-300
 HOPELESS = 1e-4  # of the rounding of the cost: the bound on it is a worst case
