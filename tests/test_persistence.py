@@ -190,6 +190,22 @@ def test_a_module_may_come_from_a_factory_and_the_other_way_round(tmp_path):
         np.testing.assert_array_equal(LMRegressor.load(path, model=model).predict(X), est.predict(X))
 
 
+class Small(LMRegressor):
+    """A subclass that offers few of the arguments."""
+
+    def __init__(self, random_state=None, n_units=3):
+        super().__init__(hidden_layer_sizes=n_units, random_state=random_state, early_stopping=True)
+        self.n_units = n_units
+
+
+def test_a_subclass_with_fewer_arguments_is_saved_and_loaded(tmp_path):
+    est = Small(random_state=0, n_units=2).fit(X, Y)
+    est.save(tmp_path / "fit.safetensors")
+    loaded = Small.load(tmp_path / "fit.safetensors")
+    np.testing.assert_array_equal(loaded.predict(X), est.predict(X))
+    assert loaded.n_units == 2
+
+
 def test_sizes_set_after_the_fit_are_for_the_next_one(tmp_path):
     est = LMRegressor(hidden_layer_sizes=(3, 2), alpha=0.1, early_stopping=True, random_state=0).fit(X, Y)
     est.set_params(hidden_layer_sizes=7).save(tmp_path / "fit.safetensors")

@@ -106,7 +106,7 @@ def probed(setup: Setup, theta: np.ndarray) -> torch.Tensor | None:
 def _options(options: Mapping[str, Any], setup: Setup, tensors: Tensors) -> dict[str, Any]:
     first = [name for name in CODE_FIRST if name in options]
     found = {name: _option(options[name], tensors, name) for name in [*first, *sorted(set(options) - set(first))]}
-    if isinstance(found["model"], dict) and isinstance(setup.predictor, ModuleModel):
+    if isinstance(found.get("model"), dict) and isinstance(setup.predictor, ModuleModel):
         parameters = setup.predictor.module.named_parameters()
         found["model"] = {"code": f"{found['model']['code']} with {_shapes(parameters)}"}
     return found

@@ -133,7 +133,7 @@ def _setup(document: Mapping[str, Any], tensors: Tensors, options: Mapping[str, 
     predictor, model = model_of(saved["predictor"]), model_of(saved["model"])
     constraints = None
     if saved["constraints"] is not None:
-        constraints = _constraints(saved["constraints"], tensors, names, options["tied"])
+        constraints = _constraints(saved["constraints"], tensors, names, options.get("tied"))
         model = ConstrainedModel(model, constraints)
     penalty = None
     if saved["penalty"] is not None:
@@ -225,7 +225,7 @@ def _module(document: Mapping[str, Any], tensors: Tensors, options: Mapping[str,
 
 
 def _fresh(document: Mapping[str, Any], tensors: Tensors, options: Mapping[str, Any]) -> torch.nn.Module:
-    X, y_shape, model = tensors["rows"], document["setup"]["y_shape"], options["model"]
+    X, y_shape, model = tensors["rows"], document["setup"]["y_shape"], options.get("model")
     n_outputs = y_shape[0] if y_shape else 1
     if model is None:
         # The layers that were fitted: hidden_layer_sizes may have been set since.
@@ -235,7 +235,7 @@ def _fresh(document: Mapping[str, Any], tensors: Tensors, options: Mapping[str, 
     if isinstance(model, torch.nn.Module):
         return copy.deepcopy(model)
     if is_factory(model):
-        seed = options["random_state"]
+        seed = options.get("random_state")
         return made_by(model, X.shape[1], n_outputs, copy.deepcopy(seed))
     raise ValueError(f"load: model: got {model!r}; a module like the saved {document['module']['class']} is expected")
 
