@@ -19,7 +19,8 @@ import lmfit_gpu
 # A file, or a package such as backends/, imports only from those above it.
 ORDER = """
     exceptions threads warning_filters launch devices distributed rows box parameters losses likelihoods models ties
-    constraints factories network penalty preparation problem layerwise autodiff stencil differences user_jacobian
+    constraints factories network penalty preparation problem layer_rows layer_uses layers
+    layerwise autodiff stencil differences user_jacobian
     jacobian extrapolation check_jacobian backends linear certificate saddle damping acceleration result termination
     messages state outcome early_stopping levenberg_marquardt compact attempt batched guesses candidates separable
     starts progress fitting prediction inference profiles plan parameter_constraints protocol arguments persistence
