@@ -1,0 +1,1 @@
+"""Optimizers for training loops of torch."""
