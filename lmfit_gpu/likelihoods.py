@@ -30,7 +30,8 @@ for i ≠ j. As p_k ≤ 1/2 there, no term cancels: every entry is good to round
 
 **Targets that the model holds for all but impossible.** There ℓ″ → 0 while ℓ′ stays, and r̃ would grow like p_y^-½.
 The *curvature* alone is kept up: S is that of p_i ≥ FLOOR·y_i (softmax), exp f ≥ FLOOR·y (Poisson), and
-σ(1 − σ) ≥ FLOOR·|ℓ′| (binary). Sᵀr̃ remains the exact gradient, and |r̃| is at most FLOOR^-½ (Poisson: (y/FLOOR)^½).
+σ(1 − σ) ≥ FLOOR·|ℓ′| (binary). Sᵀr̃ remains the exact gradient, and the floor keeps |r̃| below about
+FLOOR^-½ (Poisson: (y/FLOOR)^½ while exp f < y).
 """
 
 from dataclasses import dataclass
