@@ -112,8 +112,8 @@ class Softmax:
         raised = torch.maximum(log_p.exp(), FLOOR * y)
         s = (raised / raised.sum(1, keepdim=True)).sqrt()
         s_i, s_j = s.gather(1, others), s.gather(1, j)
-        slope_i = (log_p.exp() - y).gather(1, others)
-        slope_j = -slope_i.sum(1, keepdim=True)  # ℓ′ sums to 0: no digit of 1 − p_j is lost
+        slope = log_p.exp() - y
+        slope_i, slope_j = slope.gather(1, others), slope.gather(1, j)
         r = torch.where(s_i > 0, slope_i / s_i, 0.0) - s_i * slope_j / (s_j * (1 + s_j))
 
         S = -(s_i / (1 + s_j))[:, :, None] * (s * s)[:, None, :]
