@@ -206,6 +206,11 @@ class ModuleModel:
         return {name: slice(end - size, end) for name, size, end in zip(self._shapes, self._sizes, ends, strict=True)}
 
     @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each tensor of free parameters."""
+        return self._sizes
+
+    @property
     def are_weights(self) -> list[bool]:
         """Which free parameters are entries of weights, tensors with two or more axes; biases and gains are not."""
         sizes = zip(self._shapes.values(), self._sizes, strict=True)

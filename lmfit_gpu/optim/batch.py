@@ -228,6 +228,19 @@ class BatchProblem(Problem):
         multipliers = group.multipliers(block.rows, terms)
         return terms if multipliers is None else terms * _spread(multipliers, terms.numel()) ** 2
 
+    def cost(self, theta: torch.Tensor) -> float:
+        """Return what is minimised, by one forward pass."""
+        return super().cost(theta) + self.penalty_cost(theta)
+
+    def penalty_cost(self, theta: torch.Tensor) -> float:
+        """Return ½ Σ α_t ‖θ_t‖² of a penalty that is no block of equations."""
+        if not self._alphas:
+            return 0.0
+        network: Any = self.replicas[0]
+        parts = zip(self._alphas, theta.split(network.sizes), strict=True)
+        norms = [alpha * torch.linalg.vector_norm(part, dtype=torch.float64) ** 2 for alpha, part in parts if alpha > 0]
+        return 0.5 * float(torch.stack(norms).sum()) if norms else 0.0
+
     def row_costs(self, theta: torch.Tensor) -> torch.Tensor:
         """Return the cost of each row (of each residual where they belong to none), float64, on the first device."""
 

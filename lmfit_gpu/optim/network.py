@@ -62,7 +62,7 @@ def called(module: torch.nn.Module, parameters: dict[str, torch.Tensor], x: Any)
     outputs = functional_call(module, parameters, args, kwargs)
     if not isinstance(outputs, torch.Tensor):
         raise TypeError(
-            f"model: returned {type(outputs).__name__}; a tensor is expected, or residual_fn(model, x, y) that makes one"
+            f"model: returned {type(outputs).__name__}; a tensor is expected, or a residual_fn(model, x, y)"
         )
     return outputs
 
@@ -118,7 +118,7 @@ def evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def random_numbers(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Let random numbers on a device start from a seed, and be as if nothing had happened afterwards; None: do nothing."""
+    """Let random numbers on a device start from a seed, and go on as before afterwards; None: do nothing."""
     if seed is None:
         yield
         return

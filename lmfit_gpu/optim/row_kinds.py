@@ -57,6 +57,7 @@ def residuals_of_network(residuals: Residuals, network: Network, theta: torch.Te
 
 
 def picked_rows(tree: Any, some: torch.Tensor, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return some rows of x or y on a device, in the arithmetic of the network."""
     return on_device(each_tensor(lambda tensor: tensor[some.to(tensor.device)], tree), device, dtype)
 
 
@@ -86,12 +87,9 @@ def examined(network: Network, residuals: Residuals, x: Any, y: Any, theta: torc
                     ]
                 except CALL_ERRORS:
                     alone = []
-            outputs_agree, r_agree = (
-                _agree(values[part], [a[part] for a in alone], picked, theta.dtype) for part in (1, 2)
-            )
-            if not outputs_agree:
+            if not _agree(values[1], [a[1] for a in alone], picked, theta.dtype):
                 rows = replace(rows, coupled=True)
-            if not r_agree:
+            elif not _agree(values[2], [a[2] for a in alone], picked, theta.dtype):
                 rows = replace(rows, coupled=True, whole=True)
     return rows
 
