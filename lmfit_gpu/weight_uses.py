@@ -1,16 +1,17 @@
 r"""Jacobian of a network that the residual differentiates with respect to its inputs (a differential equation).
 
-A residual such as :math:`u_{xx} + u_{yy} + f` uses the weight W of a linear layer z = W a + b many times: in the network
-itself, and in each derivative of it, where :math:`W^T \delta` carries the output gradient δ back. Each of these *uses*
-is a product with W or with Wᵀ, and differentiating a use gives uses again. The derivative of the value v of a row is
-the sum over the uses k in that row,
+A residual such as :math:`u_{xx} + u_{yy} + f` uses the weight W of a linear layer z = W a + b many times: in the
+network itself, and in each derivative of it, where :math:`W^T \delta` carries the output gradient δ back. Each of these
+*uses* is a product with W or with Wᵀ, and differentiating a use gives uses again. The derivative of the value v of a
+row is the sum over the uses k in that row,
 
-.. math:: \frac{\partial v}{\partial W} = \sum_k \delta_k\, a_k^T , \qquad \frac{\partial v}{\partial b} = \sum_k \delta_k ,
+.. math:: \frac{\partial v}{\partial W} = \sum_k \delta_k\, a_k^T,
+          \qquad \frac{\partial v}{\partial b} = \sum_k \delta_k,
 
 with a_k what W met and :math:`\delta_k` the gradient of v with respect to the product (for a use of Wᵀ the two change
 places). So one evaluation, with the user's own differentiation inside, and one backward pass for each output of a row
-give the J of all rows: the products with W stay matrix products of all rows, and J is written once per use.
-(The same with one copy of W per row costs three to four times as much: it reads every copy at every use.)
+give the J of all rows: the products with W stay matrix products of all rows, and J is written once per use. One copy
+of W per row gives the same numbers, but every use then reads all copies.
 
 Weights are found by what they are: views of θ that reach ``torch.nn.functional.linear``. Entries of θ that are in no
 such view, a coefficient of the equation for instance, are done by one directional derivative each, if there are few.
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.problem import Block, Problem
 
 __all__ = ["WeightUses"]
 
@@ -36,7 +37,7 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of sums over a block
 ROW_WEIGHTS = (0.5, 1.5)  # u of the check Jᵀu: unequal, so that rows that cancel are not taken for rows without effect
 
 Place = tuple[int, int]  # start and stop in θ
-Along = Callable[[LeastSquaresProblem, torch.Tensor, Block, torch.Tensor], torch.Tensor]
+Along = Callable[[Problem, torch.Tensor, Block, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Product(torch.autograd.Function):
         ctx.save_for_forward(a, weight)
 
     @staticmethod
-    def backward(ctx: Any, delta: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, delta: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient with respect to a; with respect to W and b only in the pass that is recorded."""
         if delta is None:
             return (None,) * 6
@@ -138,26 +139,26 @@ class Product(torch.autograd.Function):
         if ctx.tape.is_running:
             of_weight, of_bias = ctx.tape.record(ctx.use, a.detach(), delta.detach())
         if ctx.needs_input_grad[0]:
-            of_a = Product.apply(delta, _batch(a), weight, None, ctx.tape, ctx.use.reversed())  # type: ignore[no-untyped-call]
+            of_a = Product.apply(delta, _batch(a), weight, None, ctx.tape, ctx.use.reversed())
         return of_a, None, of_weight, of_bias, None, None
 
     @staticmethod
-    def jvp(ctx: Any, along: torch.Tensor, *rest: Any) -> torch.Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, along: torch.Tensor, *rest: Any) -> torch.Tensor:
         """Return the derivative along a direction of a, a use of W as well."""
         a, weight = ctx.saved_tensors
         if any(tangent is not None for tangent in rest[1:3]):
             raise ValueError("weight uses: forward mode with respect to a weight")
-        return Product.apply(along, _batch(a), weight, None, ctx.tape, ctx.use.without_bias())  # type: ignore[no-untyped-call]
+        return Product.apply(along, _batch(a), weight, None, ctx.tape, ctx.use.without_bias())
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[torch.Tensor, int]:  # type: ignore[override]
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
         """Return the product for all of a batch, its axis first: the outermost vmap is that over rows."""
         a, like, *rest = inputs
         if in_dims[2] is not None or in_dims[3] is not None:
             raise ValueError("weight uses: vmap over a weight")
         like = like if in_dims[1] is None else like.movedim(in_dims[1], 0)
         a = a.expand(info.batch_size, *a.shape) if in_dims[0] is None else a.movedim(in_dims[0], 0)
-        return Product.apply(a, like, *rest), 0  # type: ignore[no-untyped-call]
+        return Product.apply(a, like, *rest), 0
 
 
 class Watching(TorchFunctionMode):
@@ -177,68 +178,68 @@ class Watching(TorchFunctionMode):
         use = Use(self.tape.place(weight), self.tape.place(bias))
         if use.weight is None and use.bias is None:
             return torch.nn.functional.linear(input, weight, bias)
-        return Product.apply(input, _batch(input), weight, bias, self.tape, use)  # type: ignore[no-untyped-call]
+        return Product.apply(input, _batch(input), weight, bias, self.tape, use)
 
 
 class WeightUses:
-    """Sums of outer products over the uses of each linear layer, those in derivatives of the network included.
+    """Sums of outer products over the uses of each weight, those in derivatives of the network included.
 
     Parameters
     ----------
     along : callable (problem, theta, block, v) -> Tensor (c,)
         J v of a block, for the few entries of θ that are not in linear layers.
+    otherwise : callable (problem, theta) -> Route, optional
+        What to use from the first block on where the uses do not tell all: a module may choose by its data.
     """
 
     name = "weight uses"
 
-    def __init__(self, along: Along) -> None:
-        self._along = along
+    def __init__(self, along: Along, otherwise: Callable[[Problem, torch.Tensor], Any] | None = None) -> None:
+        self.along = along
+        self._otherwise = otherwise
+        self._other: Any = None
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,).
 
         Raises
         ------
         ValueError
             If a weight of a linear layer is used in another way too, meets something that has not the rows as its first
-            axis, or more than a few entries of θ are in no linear layer.
+            axis, or more than a few entries of θ are in no linear layer, and there is no other route.
         """
+        if self._other is None:
+            try:
+                return self._by_uses(problem, theta, block, columns)
+            except ValueError:
+                if self._otherwise is None:
+                    raise
+                self._other = self._otherwise(problem, theta)
+        return self._other(problem, theta, block, columns)
+
+    def _by_uses(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         leaf = theta.detach().clone().requires_grad_()
-        rows = block.rows.stop - block.rows.start
         tape = Tape(leaf)
         with torch.enable_grad(), Watching(tape):
-            values = problem.values(leaf, block).view(rows, -1)
-        targets = columns.view(theta.numel(), rows, -1)
-        u = torch.linspace(*ROW_WEIGHTS, rows, dtype=theta.dtype, device=theta.device)
+            values = problem.values(leaf, block).view(block.n_rows, -1)
+        targets = columns.view(theta.numel(), *values.shape)
+        u = torch.linspace(*ROW_WEIGHTS, len(values), dtype=theta.dtype, device=theta.device)
         for q in range(values.shape[1]):
+            keep = q + 1 < values.shape[1]
             with tape.running():
-                (total,) = torch.autograd.grad(
-                    u @ values[:, q], leaf, retain_graph=q + 1 < values.shape[1], materialize_grads=True
-                )
+                (total,) = torch.autograd.grad(u @ values[:, q], leaf, retain_graph=keep, materialize_grads=True)
             for place, shape in tape.shapes.items():
                 part = targets[slice(*place), :, q]
                 if place in tape.weights:
-                    _write_weight(tape.weights[place], u, part.view(*shape, rows))
+                    _write_weight(tape.weights[place], u, part.view(*shape, -1))
                 else:
                     _write_bias(tape.biases.get(place, []), u, part)
                 _check(part, u, total[slice(*place)])
-        self._fill_others(problem, theta, block, columns, _others(tape))
-        return values.detach().reshape(-1)
-
-    def _fill_others(
-        self,
-        problem: LeastSquaresProblem,
-        theta: torch.Tensor,
-        block: Block,
-        columns: torch.Tensor,
-        entries: list[int],
-    ) -> None:
-        for entry in entries:
+        for entry in _others(tape):
             unit = torch.zeros_like(theta)
             unit[entry] = 1.0
-            columns[entry] = self._along(problem, theta, block, unit)
+            columns[entry] = self.along(problem, theta, block, unit)
+        return values.detach().reshape(-1)
 
     def passes(self, n_params: int) -> int:
         """Return the number of forward evaluations."""
@@ -276,7 +277,7 @@ def _columns(tensor: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 def _check(part: torch.Tensor, u: torch.Tensor, total: torch.Tensor) -> None:
-    """Check that the uses are all that a weight does: J^T u by rows, part (size, rows), is that of the backward pass."""
+    """Check that the uses are all that a weight does: Jᵀu of its part (size, rows) is that of the backward pass."""
     size = part.abs() @ u
     off = (part @ u - total).abs() - ROUNDING[total.dtype] * size.max()
     if bool((off > 0).any()):
