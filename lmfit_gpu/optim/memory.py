@@ -116,7 +116,7 @@ class Memory:
 
 
 def fitting_scale(scale: Any, norms: torch.Tensor, sizes: Sequence[int]) -> Any:
-    """Return D of the last batch with one number for each of `norms`: for a tensor the root mean square of its columns."""
+    """Return D of the last batch with one number for each of `norms`; for a tensor the root of its mean square."""
     if scale is None or scale.d.numel() == norms.numel():
         return scale
     counts = torch.tensor(sizes, device=norms.device)
