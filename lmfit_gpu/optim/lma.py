@@ -305,7 +305,7 @@ class LMA:
         return "cholesky" if problem.n_params <= MOST_DENSE else "cg"
 
     def _stepped(self, problem: BatchProblem, theta: torch.Tensor, batch: Any) -> tuple[float, bool]:
-        memory, repeats = self._memory, is_seen(self._seen, batch)
+        memory, repeats = self._memory, self._attention is not None or is_seen(self._seen, batch)
         self._seen = references(batch)
         if not repeats and memory.cost is not None and self._noise_aware:
             judgement = judged(problem, theta, memory, self._policy)
