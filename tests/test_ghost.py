@@ -201,12 +201,12 @@ def test_another_scale_makes_no_new_gram_matrices():
         close(lin.with_scale(tensor(scale)).solve(0.7).p, case.step(0.7))
 
 
-def test_the_secular_equation_needs_one_product_with_the_transpose_for_g_and_one_for_p():
+def test_one_product_with_the_transpose_for_a_step_within_a_radius():
     case = Case(seed=9, alphas=ALPHAS["some"])
     lin = case.lin()
     step = lin.within(0.05, 0.0)
     assert abs(step.scaled_norm - 0.05) <= 0.1 * 0.05
-    assert [rows.transposes for rows in lin._point.tensors] == [2] * len(SIZES)
+    assert [rows.transposes for rows in lin._point.tensors] == [1] * len(SIZES)
 
 
 # ---- beside the solvers that hold J
