@@ -75,6 +75,7 @@ class Linearization(Protocol):
 
     direct: bool  # one factorisation serves every right-hand side; else each solve is an iteration
     accelerates: bool  # whether another right-hand side is worth its price for a better step
+    has_gradient: bool  # whether Jᵀr is at hand, or costs a pass over the data
     residual_norm: float  # ‖r‖
     condition_limit: float  # the largest condition number that the solver can tell from infinity
 

@@ -122,6 +122,7 @@ class GhostLinearization:
     """
 
     direct = True
+    has_gradient = False
     accelerates = False
 
     def __init__(
