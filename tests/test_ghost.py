@@ -355,11 +355,13 @@ def test_dependent_rows_with_contradicting_residuals():
     close(case.lin().undamped().p, -np.linalg.pinv(case.J / case.D) @ case.r / case.D, 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @penalties
-def test_the_derivative_is_that_of_the_norm_with_its_rounding(alphas, dtype):
-    """Where rounding is most of ‖q‖: without its part in the derivative Newton's method goes astray."""
-    lin = dependent(dtype, alphas=alphas).lin()
+def test_the_derivative_is_that_of_the_norm_with_its_rounding(alphas):
+    """Where rounding is most of ‖q‖: without its part in the derivative Newton's method goes astray.
+
+    In float32, where what is added for the rounding of K is far above the rounding of the arithmetic here.
+    """
+    lin = dependent(torch.float32, alphas=alphas).lin()
     damping = (
         0.1 * lin.least_damping / lin._rounding**0.5 + 1e-6
     )  # the solution is known there, and yet most is rounding
