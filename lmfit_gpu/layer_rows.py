@@ -144,8 +144,9 @@ class OuterRows:
 
     def columns(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return J_tᵀ, shape (n_t, m): every number is one product, written once."""
-        delta = self._delta.permute(2, 0, 1).contiguous()  # (out, rows, k)
-        a = self.a.matrix.T.contiguous()  # (in, rows)
+        delta, a = self._delta.permute(2, 0, 1), self.a.matrix.T  # (out, rows, k), (in, rows)
+        if len(a) > 1:  # numbers of δ are read more than once: side by side that takes a third of the time
+            delta, a = delta.contiguous(), a.contiguous()
         if out is None:
             out = delta.new_empty(self.size, self.delta.matrix.shape[0])
         torch.mul(delta[:, None], a[None, :, :, None], out=out.view(len(delta), len(a), *delta.shape[1:]))

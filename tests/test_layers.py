@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, jacrev
+from torch.utils.checkpoint import checkpoint
 
 from lmfit_gpu import layer_rows
 from lmfit_gpu.layer_rows import EmbeddingRows, ExplicitRows, OuterRows, PositionRows, SummedRows
@@ -352,6 +353,21 @@ def test_float32(name):
     assert problem.proven() == problem.names
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_waits_for_a_device(name):
+    """Tensors of device meta have no numbers that could be read; they keep shape, dtype and device."""
+    torch.manual_seed(1)
+    module, x = CASES[name]()
+    problem = Problem(module.to("meta"), x.to("meta"))
+    captured = problem.capture()
+    for found in captured.rows().values():
+        u, v = captured.values.reshape(-1), torch.empty(found.size, dtype=torch.float64, device="meta")
+        results = [found.squares(), found.gram(), found.transposed(u), found.along(v), found.columns()]
+        m, n = u.numel(), found.size
+        assert [tuple(result.shape) for result in results] == [(m,), (m, m), (n,), (m,), (n, m)]
+        assert all(result.device.type == "meta" for result in results)
+
+
 # ---- what is not by layers
 
 
@@ -416,6 +432,13 @@ class Unused(nn.Module):
         return self.out(F.linear(x, self.inner.weight, self.inner.bias))
 
 
+class Autocast(Unused):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            z = self.inner(x)
+        return self.out(z.to(x))
+
+
 class Sloped(nn.Module):
     """The network differentiated along its input by forward derivatives inside the module."""
 
@@ -471,6 +494,13 @@ def test_what_no_layer_accounts_for_is_named(name):
     J = problem.explicit() if rows else {}
     for tensor in rows:
         compare(rows[tensor], J[tensor], **TOL)
+
+
+def test_a_layer_in_another_dtype_is_unsupported():
+    problem = Problem(Autocast(), torch.randn(ROWS, 3), dtype=torch.float32)  # float64 is not cast
+    captured = problem.capture()
+    assert captured.unsupported == INNER
+    assert set(captured.rows()) == set(OUT)
 
 
 def test_modules_of_other_kinds_are_unsupported():
@@ -534,6 +564,17 @@ def test_the_probe_finds_what_layers_do_not_show(name, dtype):
     captured = problem.capture()
     assert set(wrong).isdisjoint(captured.unsupported)
     assert set(problem.proven()) == set(captured.rows()) - set(wrong)
+
+
+class Checkpointed(Unused):
+    """Layers that are run again in the backward pass, when nobody watches them."""
+
+    def forward(self, x):
+        return self.out(checkpoint(lambda x: torch.tanh(self.inner(x)).square(), x, use_reentrant=False))
+
+
+def test_checkpointed_layers_are_not_proven():
+    assert Problem(Checkpointed(), inputs(3)).proven() == ()
 
 
 def test_many_values_are_probed_by_combinations():
