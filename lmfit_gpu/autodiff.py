@@ -1,4 +1,4 @@
-r"""Jacobian of one block of rows by automatic differentiation, by six routes.
+r"""Jacobian of one block of rows by automatic differentiation, by seven routes.
 
 A *route* fills ``columns`` (n, c), the transposed Jacobian of c values with respect to n parameters, and
 returns the values (c,). Cost in passes through the model, for values of q outputs per row:
@@ -8,6 +8,8 @@ route      idea                                                passes           
 =========  ==================================================  ================  ========================
 layerwise  outer products of layer inputs and output           1 forward,        independent rows, linear
            gradients (:mod:`lmfit_gpu.layerwise`)              q backward        layers used once
+layers     the same for layers of other kinds                  1 forward,        independent rows, layers
+           (:mod:`lmfit_gpu.layer_route`)                      q backward        that :mod:`~lmfit_gpu.layers` knows
 expanded   every row gets its own copy of each parameter; one  1 forward,        independent rows, a model
            backward pass gives all rows' gradients             q backward        that broadcasts
 rowwise    vmap over rows of the gradient of one row           1 forward,        independent rows, no
@@ -25,16 +27,20 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
 from torch.func import grad_and_value, jacrev, jvp, vmap
 
 from lmfit_gpu.box import rooms
+from lmfit_gpu.layer_route import Layers
 from lmfit_gpu.layerwise import Layerwise
 from lmfit_gpu.models import CALL_ERRORS, TorchFunction, gradient_is_whole
-from lmfit_gpu.problem import Block, LeastSquaresProblem, nearby
+from lmfit_gpu.problem import Block, Problem
+from lmfit_gpu.row_check import nearby
+from lmfit_gpu.rows import each_tensor
 from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
@@ -66,9 +72,7 @@ class Route(Protocol):
 
     name: str
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         ...
 
@@ -82,11 +86,9 @@ class Expanded:
 
     name = "expanded"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
-        n, rows = theta.numel(), block.x.shape[0]
+        n, rows = theta.numel(), block.n_rows
         wide = theta[:, None].expand(n, rows).requires_grad_()
         values = problem.values(wide, block).view(rows, -1)
         target = columns.view(n, rows, -1)
@@ -106,18 +108,16 @@ class Rowwise:
 
     name = "rowwise"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         y = block.y
 
-        def row_values(t: torch.Tensor, x: torch.Tensor, y_row: torch.Tensor | None) -> torch.Tensor:
-            row = Block(0, slice(0, 1), x[None], None if y_row is None else y_row[None], block.model)
-            return problem.values(t, row)
+        def row_values(t: torch.Tensor, x: Any, y_row: Any) -> torch.Tensor:
+            one = each_tensor(lambda part: part[None], (x, y_row))
+            return problem.values(t, replace(block, rows=slice(0, 1), x=one[0], y=one[1]))
 
         in_dims = (None, 0, None if y is None else 0)
-        if columns.shape[1] == block.x.shape[0]:
+        if columns.shape[1] == block.n_rows:
             one = grad_and_value(lambda t, x, y_row: row_values(t, x, y_row).squeeze(0))
             jacobian, values = vmap(one, in_dims=in_dims)(theta, block.x, y)[:2]
         else:
@@ -137,9 +137,7 @@ class Forward:
 
     name = "forward"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
 
         def directional(tangent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,9 +161,7 @@ class Dual:
 
     name = "dual"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         unit = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
         for j, tangent in enumerate(unit):
@@ -185,9 +181,7 @@ class Reverse:
 
     name = "reverse"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         leaf = theta.clone().requires_grad_()
         values = problem.values(leaf, block)
@@ -201,7 +195,7 @@ class Reverse:
         return 1
 
 
-def vector_jacobian(problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, u: torch.Tensor) -> torch.Tensor:
+def vector_jacobian(problem: Problem, theta: torch.Tensor, block: Block, u: torch.Tensor) -> torch.Tensor:
     """Return Jᵀu (n,) of a block by one ordinary backward pass."""
     leaf = theta.clone().requires_grad_()
     values = problem.values(leaf, block)
@@ -209,7 +203,7 @@ def vector_jacobian(problem: LeastSquaresProblem, theta: torch.Tensor, block: Bl
     return product
 
 
-def jacobian_vector(problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, v: torch.Tensor) -> torch.Tensor:
+def jacobian_vector(problem: Problem, theta: torch.Tensor, block: Block, v: torch.Tensor) -> torch.Tensor:
     """Return Jv (c,) of a block by one forward-mode pass, or by two backward passes without forward formulas."""
     try:
         with forward_mode():
@@ -222,12 +216,12 @@ def jacobian_vector(problem: LeastSquaresProblem, theta: torch.Tensor, block: Bl
         return torch.autograd.grad(product, dummy, v, materialize_grads=True)[0]
 
 
-def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor, without: tuple[str, ...] = ()) -> Route:
+def choose_route(problem: Problem, theta: torch.Tensor, without: tuple[str, ...] = ()) -> Route:
     """Return the first route, cheapest first, that reproduces Jᵀu on a probe block.
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : Problem
         With a differentiable model.
     theta : Tensor, shape (n_params,)
     without : tuple of str
@@ -264,7 +258,7 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor, without: tup
             "detach, item, float, or rounding); use jac='3-point' for finite differences"
         )
     columns = theta.new_empty(theta.numel(), expected_values[0].numel())
-    for route in [route for route in _candidates(problem, columns.shape[1]) if route.name not in without]:
+    for route in [route for route in _candidates(problem, theta, columns.shape[1]) if route.name not in without]:
         for point, values, product, strict in zip(points, expected_values, expected, (False, True), strict=True):
             try:
                 found = route(problem, point, probe, columns)
@@ -278,9 +272,11 @@ def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor, without: tup
 
 
 def _with_another(route: Route) -> Route:
-    if not isinstance(route, Layerwise):
-        return route
-    return Layerwise(functools.partial(choose_route, without=(Layerwise.name,)))
+    if isinstance(route, Layerwise):
+        return Layerwise(functools.partial(choose_route, without=(Layerwise.name,)))
+    if isinstance(route, Layers):
+        return replace(route, otherwise=functools.partial(choose_route, without=(Layerwise.name, Layers.name)))
+    return route
 
 
 def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -289,12 +285,18 @@ def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(found, expected, rtol=rtol, atol=rtol * scale, equal_nan=True)
 
 
-def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:
+def _candidates(problem: Problem, theta: torch.Tensor, n_values: int) -> list[Route]:
     routes: list[Route] = [Forward(), Dual(), Reverse()]
     if problem.coupled:
         return routes if problem.n_params <= n_values else routes[::-1]
     whole = _innermost(problem.replicas[0])
-    return [Expanded(), Rowwise(), *routes] if isinstance(whole, TorchFunction) else [Layerwise(), Rowwise(), *routes]
+    if isinstance(whole, TorchFunction):
+        return [Expanded(), Rowwise(), *routes]
+    try:
+        by_layers: list[Route] = [Layers.choose(problem, theta)]
+    except CALL_ERRORS:
+        by_layers = []
+    return [Layerwise(), *by_layers, Rowwise(), *routes]
 
 
 def _innermost(model: Callable) -> Callable:

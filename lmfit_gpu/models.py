@@ -180,15 +180,16 @@ class ModuleModel:
     Parameters
     ----------
     module : torch.nn.Module
-        Not copied here; it is put in evaluation mode, so that BatchNorm and Dropout are the same function at
-        every evaluation of one fit. Parameters with ``requires_grad=False`` keep their values.
+        Not copied here. Parameters with ``requires_grad=False`` keep their values.
+    evaluates : bool
+        Put it in evaluation mode, so that BatchNorm and Dropout are the same function at every evaluation of one fit.
     """
 
     is_residual = False
     differentiable = True
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module.eval()
+    def __init__(self, module: torch.nn.Module, evaluates: bool = True) -> None:
+        self.module = module.eval() if evaluates else module
         free = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._shapes = {name: p.shape for name, p in free.items()}
         self._sizes = [p.numel() for p in free.values()]
@@ -203,6 +204,11 @@ class ModuleModel:
         """Where in theta each tensor of free parameters is."""
         ends = itertools.accumulate(self._sizes)
         return {name: slice(end - size, end) for name, size, end in zip(self._shapes, self._sizes, ends, strict=True)}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each tensor of free parameters."""
+        return self._sizes
 
     @property
     def are_weights(self) -> list[bool]:

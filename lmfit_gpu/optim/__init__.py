@@ -1,0 +1,5 @@
+"""Optimizers for training loops of torch, and the samplers of batches that go with them."""
+
+from lmfit_gpu.optim.sampling import AdaptiveBatchSampler
+
+__all__ = ["AdaptiveBatchSampler"]
