@@ -23,7 +23,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointError
 
-from lmfit_gpu.layer_rows import SummedRows, TensorRows, joined
+from lmfit_gpu.layer_blocks import joined
+from lmfit_gpu.layer_rows import SummedRows, TensorRows
 from lmfit_gpu.layer_uses import LayerUse, holds, observed
 
 __all__ = ["Captured", "TensorRows", "capture", "joined", "proven"]

@@ -7,8 +7,9 @@ from torch import nn
 from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
 
-from lmfit_gpu import layer_rows
-from lmfit_gpu.layer_rows import EmbeddingRows, ExplicitRows, OuterRows, PositionRows, SummedRows
+from lmfit_gpu import layer_positions
+from lmfit_gpu.layer_positions import EmbeddingRows, PositionRows
+from lmfit_gpu.layer_rows import ExplicitRows, OuterRows, SummedRows
 from lmfit_gpu.layers import capture, joined, proven
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")  # torch's
@@ -328,8 +329,8 @@ def test_rows_are_kept_as_products(name, tensor, kind):
 @pytest.mark.parametrize("chunk", [1, 100, 2**20])
 @pytest.mark.parametrize("name", ["sequence", "conv2d-groups", "conv2d-depthwise", "embedding"])
 def test_every_way_to_the_gram_matrix_and_every_chunk_size(name, chunk, pairs, monkeypatch):
-    monkeypatch.setattr(layer_rows, "CHUNK", chunk)
-    monkeypatch.setattr(layer_rows, "_pairs_are_less", lambda *sizes: pairs)
+    monkeypatch.setattr(layer_positions, "CHUNK", chunk)
+    monkeypatch.setattr(layer_positions, "_pairs_are_less", lambda *sizes: pairs)
     problem = made(name)
     rows, J = problem.capture().rows(), problem.explicit()
     for tensor in rows:
@@ -337,7 +338,7 @@ def test_every_way_to_the_gram_matrix_and_every_chunk_size(name, chunk, pairs, m
 
 
 def test_the_price_decides_between_pairs_and_rows():
-    less = layer_rows._pairs_are_less
+    less = layer_positions._pairs_are_less
     assert less(512, 4, 700, 700, 700 * 700)
     assert not less(512, 100, 30, 30, 30 * 30)
 
