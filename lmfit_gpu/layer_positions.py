@@ -10,15 +10,15 @@ Reference: Rochette, Manoel and Tramel, "Efficient per-example gradient computat
 2019, arXiv 1912.06015.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lmfit_gpu.layer_rows import weighted, written
+from lmfit_gpu.layer_rows import ExplicitRows, Factor, OuterRows, SummedRows, TensorRows, weighted, written
 
-__all__ = ["EmbeddingRows", "PositionRows"]
+__all__ = ["EmbeddingRows", "PositionRows", "summed"]
 
 CHUNK = 2**23  # numbers of one intermediate product: 32 MiB in float32
 PASS_PRICE = 4  # a number written and read again costs as much as this many multiplications of a matrix product
@@ -167,6 +167,27 @@ class EmbeddingRows:
     def columns(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return J_tᵀ, shape (n_t, m)."""
         return written(self._rows(self.delta).T, out)
+
+
+def summed(uses: Sequence[TensorRows]) -> TensorRows:
+    """Return the rows of a tensor with several uses: each use of a weight is a further position."""
+    if len(uses) == 1:
+        return uses[0]
+    explicit = [use.rows.matrix for use in uses if isinstance(use, ExplicitRows)]
+    if len(explicit) == len(uses):
+        return ExplicitRows(Factor(torch.stack(explicit).sum(0)))
+    positions = [_positions(use) for use in uses if isinstance(use, OuterRows | PositionRows)]
+    shapes = {(*use.delta.shape[:3], use.delta.shape[4]) for use in positions}
+    if len(positions) == len(uses) and len(shapes) == 1:
+        return PositionRows(torch.cat([use.delta for use in positions], 3), torch.cat([use.a for use in positions], 2))
+    return SummedRows(tuple(uses))
+
+
+def _positions(use: OuterRows | PositionRows) -> PositionRows:
+    if isinstance(use, PositionRows):
+        return use
+    delta, a = use.delta.matrix, use.a.matrix
+    return PositionRows(delta.view(len(a), -1, 1, 1, delta.shape[1]), a[:, None, None])
 
 
 def _pairs_are_less(m: int, t: int, o: int, i: int, n_t: int) -> bool:

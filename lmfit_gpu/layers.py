@@ -24,7 +24,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointError
 
 from lmfit_gpu.layer_blocks import joined
-from lmfit_gpu.layer_rows import SummedRows, TensorRows
+from lmfit_gpu.layer_positions import summed
+from lmfit_gpu.layer_rows import TensorRows
 from lmfit_gpu.layer_uses import LayerUse, holds, observed
 
 __all__ = ["Captured", "TensorRows", "capture", "joined", "proven"]
@@ -96,13 +97,13 @@ class Captured:
         return list(zip(self._seen, deltas, strict=True))
 
     def _summed(self, found: list[dict[str, TensorRows]]) -> dict[str, TensorRows]:
-        """Return the rows by name: a tensor with several uses has the sum of theirs."""
+        """Return the rows by name, those of a tensor's uses together."""
         uses: dict[str, list[TensorRows]] = {name: [] for name in self._names}
         for each, rows in zip(self._seen, found, strict=True):
             for kind, name in each.names.items():
                 if name in uses:
                     uses[name].append(rows[kind])
-        return {name: rows[0] if len(rows) == 1 else SummedRows(tuple(rows)) for name, rows in uses.items()}
+        return {name: summed(rows) for name, rows in uses.items()}
 
     def _deltas(self, seeds: torch.Tensor | None) -> list[torch.Tensor]:
         """Return δ of every use, shape (n_rows, k, outputs of one row's uses, ...)."""

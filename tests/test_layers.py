@@ -121,6 +121,41 @@ class Twice(nn.Module):
         return self.out(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
 
 
+class Repeated(nn.Module):
+    """A wide layer used again and again: its rows are better not formed; and once at two positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(30, 30), nn.Linear(30, 2)
+
+    def forward(self, x):
+        z = x
+        for _ in range(2):
+            z = torch.sin(self.inner(z))
+        return self.out(torch.tanh(self.inner(torch.stack([x, z], 1))).sum(1))
+
+
+class ConvolvedTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv1d(4, 4, 3, groups=2)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(torch.tanh(self.inner(x)))).square().sum(2)
+
+
+class TiedLayers(nn.Module):
+    """One weight in two linear layers and the table of an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Embedding(3, 3)
+        self.second.weight = self.third.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x))) + self.third((x > 0).long()).sum(1).sin()
+
+
 class Tied(nn.Module):
     """The table of an embedding is the weight of the output layer."""
 
@@ -224,6 +259,9 @@ CASES = {
         images(),
     ),
     "used-twice": lambda: (Twice(), inputs(3)),
+    "used-three-times": lambda: (Repeated(), inputs(30)),
+    "tied-layers": lambda: (TiedLayers(), inputs(3)),
+    "convolution-used-twice": lambda: (ConvolvedTwice(), lines()),
     "tied": lambda: (Tied(), tokens(3)),
     "in-place": lambda: (InPlace(), inputs(3)),
 }
@@ -317,7 +355,8 @@ def test_weight_and_bias_share_their_gram_matrix_joined_or_not():
         ("conv2d-whole-input", "layer.weight", OuterRows),
         ("sequence", "inner.weight", PositionRows),
         ("embedding", "layer.weight", EmbeddingRows),
-        ("used-twice", "inner.weight", SummedRows),
+        ("used-twice", "inner.weight", PositionRows),
+        ("used-twice", "inner.bias", ExplicitRows),
         ("tied", "table.weight", SummedRows),
     ],
 )
@@ -327,7 +366,7 @@ def test_rows_are_kept_as_products(name, tensor, kind):
 
 @pytest.mark.parametrize("pairs", [True, False], ids=["by-pairs", "by-rows"])
 @pytest.mark.parametrize("chunk", [1, 100, 2**20])
-@pytest.mark.parametrize("name", ["sequence", "conv2d-groups", "conv2d-depthwise", "embedding"])
+@pytest.mark.parametrize("name", ["sequence", "conv2d-groups", "conv2d-depthwise", "embedding", "used-twice"])
 def test_every_way_to_the_gram_matrix_and_every_chunk_size(name, chunk, pairs, monkeypatch):
     monkeypatch.setattr(layer_positions, "CHUNK", chunk)
     monkeypatch.setattr(layer_positions, "_pairs_are_less", lambda *sizes: pairs)
