@@ -268,7 +268,8 @@ class Jacobian:
         found = [part for part in self.problem.map_blocks(of_block) if part is not None]
         shared: dict[Any, Any] = {}
         tensors = [joined([rows[name] for _, rows in found], shared) for name in found[0][1]]
-        return TensorSystem(tensors, torch.cat([r for r, _ in found]), self.problem.alphas, self.theta)
+        alphas = self.problem.alphas or (0.0,) * len(tensors)
+        return TensorSystem(tensors, torch.cat([r for r, _ in found]), alphas, self.theta)
 
     def matvec(self, v: torch.Tensor) -> torch.Tensor:
         """Return J v, shape (m,), on the first device."""

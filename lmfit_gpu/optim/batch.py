@@ -5,7 +5,8 @@ network's outputs (or, where the residual function calls the network itself, the
 outputs of a row into its residuals (:mod:`lmfit_gpu.factors`). Everything is in sums over the batch.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from lmfit_gpu.factors import Factors
 from lmfit_gpu.optim.network import Network, n_rows_of, on_device, random_numbers
 from lmfit_gpu.optim.residuals import ONLY, Residuals
 from lmfit_gpu.optim.row_kinds import Rows, counted, examined, picked_rows, residuals_of_network
-from lmfit_gpu.penalty import Penalty
+from lmfit_gpu.penalty import Penalty, penalty_on
 from lmfit_gpu.problem import Problem
 from lmfit_gpu.row_check import PROBE_ROWS
 from lmfit_gpu.rows import LEAF_ROWS, chunk_slices, each_tensor
@@ -135,6 +136,50 @@ class BatchProblem(Problem):
     def n_counted(self) -> int:
         """What a mean is over: residuals, or the rows of a likelihood."""
         return sum(g.n_rows if g.residuals.form == "likelihood" else g.n_residuals for g in self.groups)
+
+    def loss(self, cost: float, theta: torch.Tensor) -> float:
+        """Return the mean of squares, or of negative log-likelihoods, that belongs to a cost at theta."""
+        cost -= self.penalty_of(theta)
+        of_rows = all(group.residuals.form == "likelihood" for group in self.groups)
+        return (cost if of_rows else 2 * cost) / self.n_counted
+
+    def penalty_of(self, theta: torch.Tensor) -> float:
+        """Return the part of the cost that is not of the data."""
+        if self.penalty is None:
+            return self.penalty_cost(theta)
+        return 0.5 * float((self.penalty.residual(theta).double() ** 2).sum())
+
+    def penalised(self, alpha: float, by_tensor: bool) -> "BatchProblem":
+        """Return the problem with ½ α n ‖weights‖² added to the cost, n what a mean is over.
+
+        Parameters
+        ----------
+        alpha : float
+        by_tensor : bool
+            The solver takes it tensor by tensor; else it is a block of equations.
+
+        Raises
+        ------
+        ValueError
+            If the network has no weights to penalise.
+        """
+        if alpha == 0:
+            return self
+        network: Any = self.replicas[0]
+        amount = alpha * self.n_counted
+        penalised = copy.copy(self)
+        if by_tensor:
+            penalised._alphas = tuple(amount if is_weight else 0.0 for is_weight in network.weight_tensors)
+        else:
+            penalised.penalty = penalty_on(network.are_weights, amount, None)
+        return penalised
+
+    def weighted(self, row_weights: Iterable[torch.Tensor]) -> "BatchProblem":
+        """Return the problem with other weights of the rows of each group."""
+        weighted = copy.copy(self)
+        pairs = zip(self.groups, row_weights, strict=True)
+        weighted.groups = tuple(replace(group, row_weights=weights) for group, weights in pairs)
+        return weighted
 
     def only(self, index: int) -> "BatchProblem":
         """Return the problem of one group."""
