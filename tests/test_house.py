@@ -19,8 +19,9 @@ import lmfit_gpu
 # A file, or a package such as backends/, imports only from those above it.
 ORDER = """
     exceptions threads warning_filters launch devices distributed rows box factors parameters losses likelihoods
-    models ties constraints factories network penalty blocks row_check preparation problem layer_rows layer_uses
-    layers layer_route layerwise autodiff stencil differences user_jacobian jacobian extrapolation check_jacobian
+    models ties constraints factories network penalty blocks row_check preparation problem layer_rows
+    layer_positions layer_blocks layer_uses layers layer_route layerwise autodiff stencil differences
+    user_jacobian jacobian extrapolation check_jacobian
     backends linear certificate saddle damping acceleration result termination messages state outcome early_stopping
     trial levenberg_marquardt compact attempt batched guesses candidates separable starts progress fitting
     prediction inference profiles plan parameter_constraints protocol arguments persistence optim estimator
