@@ -30,6 +30,7 @@ PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "million_weights.png
 PEER = "torch_levenberg_marquardt"
 NO_PEER = "torch-levenberg-marquardt is not installed"
 RATES = (1e-3, 3e-3, 1e-2)
+BATCH = 200  # of Adam on the small network; 1,000 and all 20,000 rows were no better in 15 s at any of the rates
 
 
 def mean_square(network, x, y):
@@ -133,15 +134,14 @@ def test_small_network_beside_the_peer_adam_and_lbfgs():
     goal = min(value for seconds, value in points if seconds <= 2)
     ratios = []
     for rate in RATES:
-        for batch in (None, 1000):
-            curve = OfAdam(copy.deepcopy(start), (x, y), rate, SECONDS, batch).curve(enough=goal)
-            seconds, best = curve[-1][0], min(value for _, value in curve)
-            reached = best <= goal
-            ratios.append(seconds / first_time(points, goal) if reached else math.inf)
-            print(
-                f"Adam, rate {rate:g}, {batch or ROWS} rows a step: {best:.2e} in {seconds:.1f} s"
-                + ("" if reached else f"; our {goal:.2e} of 2 s not reached")
-            )
+        curve = OfAdam(copy.deepcopy(start), (x, y), rate, SECONDS, BATCH).curve(enough=goal)
+        seconds, best = curve[-1][0], min(value for _, value in curve)
+        reached = best <= goal
+        ratios.append(seconds / first_time(points, goal) if reached else math.inf)
+        print(
+            f"Adam, rate {rate:g}, {BATCH} rows a step: {best:.2e} in {seconds:.1f} s"
+            + ("" if reached else f"; our {goal:.2e} of 2 s not reached")
+        )
     seconds, value = lbfgs(copy.deepcopy(start), x, y)
     print(f"LBFGS, strong Wolfe: {value:.2e} in {seconds:.1f} s; our loss after 2 s {goal:.2e}")
     assert loss <= their_loss / 10
@@ -213,7 +213,7 @@ PEER_BYTES = 14 * 2**30
 
 
 def large_task(dtype=torch.float32, widths=WIDTHS, rows=LARGE_ROWS):
-    """A smooth function of 64 normal features, standardised, without noise: sin(2u) + vw for three directions u, v, w."""
+    """A smooth function of 64 normal features, standardised, without noise: sin(2u) + vw for directions u, v, w."""
     torch.manual_seed(0)
     x = torch.randn(rows, widths[0], dtype=torch.float64)
     u, v, w = (x @ torch.nn.functional.normalize(torch.randn(widths[0], dtype=torch.float64), dim=0) for _ in range(3))
