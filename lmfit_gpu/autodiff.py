@@ -25,7 +25,8 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -34,7 +35,9 @@ from torch.func import grad_and_value, jacrev, jvp, vmap
 from lmfit_gpu.box import rooms
 from lmfit_gpu.layerwise import Layerwise
 from lmfit_gpu.models import CALL_ERRORS, TorchFunction, gradient_is_whole
-from lmfit_gpu.problem import Block, LeastSquaresProblem, nearby
+from lmfit_gpu.problem import Block, Problem
+from lmfit_gpu.row_check import nearby
+from lmfit_gpu.rows import each_tensor
 from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
@@ -66,9 +69,7 @@ class Route(Protocol):
 
     name: str
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         ...
 
@@ -82,11 +83,9 @@ class Expanded:
 
     name = "expanded"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
-        n, rows = theta.numel(), block.x.shape[0]
+        n, rows = theta.numel(), block.n_rows
         wide = theta[:, None].expand(n, rows).requires_grad_()
         values = problem.values(wide, block).view(rows, -1)
         target = columns.view(n, rows, -1)
@@ -106,18 +105,16 @@ class Rowwise:
 
     name = "rowwise"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         y = block.y
 
-        def row_values(t: torch.Tensor, x: torch.Tensor, y_row: torch.Tensor | None) -> torch.Tensor:
-            row = Block(0, slice(0, 1), x[None], None if y_row is None else y_row[None], block.model)
-            return problem.values(t, row)
+        def row_values(t: torch.Tensor, x: Any, y_row: Any) -> torch.Tensor:
+            one = each_tensor(lambda part: part[None], (x, y_row))
+            return problem.values(t, replace(block, rows=slice(0, 1), x=one[0], y=one[1]))
 
         in_dims = (None, 0, None if y is None else 0)
-        if columns.shape[1] == block.x.shape[0]:
+        if columns.shape[1] == block.n_rows:
             one = grad_and_value(lambda t, x, y_row: row_values(t, x, y_row).squeeze(0))
             jacobian, values = vmap(one, in_dims=in_dims)(theta, block.x, y)[:2]
         else:
@@ -137,9 +134,7 @@ class Forward:
 
     name = "forward"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
 
         def directional(tangent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,9 +158,7 @@ class Dual:
 
     name = "dual"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         unit = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
         for j, tangent in enumerate(unit):
@@ -185,9 +178,7 @@ class Reverse:
 
     name = "reverse"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         leaf = theta.clone().requires_grad_()
         values = problem.values(leaf, block)
@@ -201,7 +192,7 @@ class Reverse:
         return 1
 
 
-def vector_jacobian(problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, u: torch.Tensor) -> torch.Tensor:
+def vector_jacobian(problem: Problem, theta: torch.Tensor, block: Block, u: torch.Tensor) -> torch.Tensor:
     """Return Jᵀu (n,) of a block by one ordinary backward pass."""
     leaf = theta.clone().requires_grad_()
     values = problem.values(leaf, block)
@@ -209,7 +200,7 @@ def vector_jacobian(problem: LeastSquaresProblem, theta: torch.Tensor, block: Bl
     return product
 
 
-def jacobian_vector(problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, v: torch.Tensor) -> torch.Tensor:
+def jacobian_vector(problem: Problem, theta: torch.Tensor, block: Block, v: torch.Tensor) -> torch.Tensor:
     """Return Jv (c,) of a block by one forward-mode pass, or by two backward passes without forward formulas."""
     try:
         with forward_mode():
@@ -222,12 +213,12 @@ def jacobian_vector(problem: LeastSquaresProblem, theta: torch.Tensor, block: Bl
         return torch.autograd.grad(product, dummy, v, materialize_grads=True)[0]
 
 
-def choose_route(problem: LeastSquaresProblem, theta: torch.Tensor, without: tuple[str, ...] = ()) -> Route:
+def choose_route(problem: Problem, theta: torch.Tensor, without: tuple[str, ...] = ()) -> Route:
     """Return the first route, cheapest first, that reproduces Jᵀu on a probe block.
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : Problem
         With a differentiable model.
     theta : Tensor, shape (n_params,)
     without : tuple of str
@@ -289,7 +280,7 @@ def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(found, expected, rtol=rtol, atol=rtol * scale, equal_nan=True)
 
 
-def _candidates(problem: LeastSquaresProblem, n_values: int) -> list[Route]:
+def _candidates(problem: Problem, n_values: int) -> list[Route]:
     routes: list[Route] = [Forward(), Dual(), Reverse()]
     if problem.coupled:
         return routes if problem.n_params <= n_values else routes[::-1]

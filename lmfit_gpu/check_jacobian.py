@@ -24,7 +24,7 @@ from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.extrapolation import Ladder
 from lmfit_gpu.models import CALL_ERRORS, NumpyFunction, TorchFunction
 from lmfit_gpu.preparation import Data, gives_module, prepare
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.problem import Block, LeastSquaresProblem, Problem
 from lmfit_gpu.user_jacobian import UserJacobian
 
 __all__ = ["JacobianCheck", "check_jacobian"]
@@ -254,9 +254,7 @@ class _RowByRow:
 
     name = "reverse"
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         with torch.enable_grad():
             values = problem.values(theta.clone().requires_grad_(), block)

@@ -275,7 +275,7 @@ class Scale:
     placeholder: torch.Tensor
 
 
-def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None) -> Scale:
+def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None, decay: float = 1.0) -> Scale:
     """Return D for a linearisation.
 
     Parameters
@@ -284,6 +284,8 @@ def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None) -> S
     lin : Linearization
     previous : Scale or None
         D of the point before; None at the start.
+    decay : float
+        What is left of it: below 1 the running maximum forgets, as one over batches of rows must.
 
     Raises
     ------
@@ -304,7 +306,7 @@ def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None) -> S
         return Scale(current, zero)
     if scaling == "diagonal":
         return Scale(torch.where(zero, previous.d, norms), zero)
-    kept = torch.where(previous.placeholder, current, torch.maximum(previous.d, norms))
+    kept = torch.where(previous.placeholder, current, torch.maximum(decay * previous.d, norms))
     return Scale(torch.where(previous.placeholder & zero, previous.d, kept), previous.placeholder & zero)
 
 

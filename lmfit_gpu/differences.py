@@ -30,7 +30,7 @@ from torch.func import vmap
 
 from lmfit_gpu.box import Bounds, rooms
 from lmfit_gpu.models import CALL_ERRORS
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.problem import Block, Problem
 from lmfit_gpu.stencil import Stencil, place, three_point
 
 __all__ = ["Differences", "start_differences"]
@@ -95,9 +95,7 @@ class Differences:
         """Return the number of forward evaluations."""
         return 1 + n_params * (2 if self.scheme == "3-point" else 1)
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         with torch.no_grad():
             values = problem.values(theta, block)
@@ -114,7 +112,7 @@ class Differences:
 
     def _fill_complex(
         self,
-        problem: LeastSquaresProblem,
+        problem: Problem,
         theta: torch.Tensor,
         block: Block,
         moved: tuple[slice, Stencil],
@@ -129,7 +127,7 @@ class Differences:
 
     def _fill(
         self,
-        problem: LeastSquaresProblem,
+        problem: Problem,
         theta: torch.Tensor,
         block: Block,
         moved: tuple[slice, Stencil],
@@ -164,7 +162,7 @@ class Differences:
         if problem.bounds is not None:
             columns[a[:, 0] == 0] = 0.0  # equal bounds: nothing is known outside, nothing moves inside
 
-    def _evaluate(self, problem: LeastSquaresProblem, thetas: torch.Tensor, block: Block) -> torch.Tensor:
+    def _evaluate(self, problem: Problem, thetas: torch.Tensor, block: Block) -> torch.Tensor:
         if self.together:
             return vmap(lambda t: problem.values(t, block))(thetas)
         return problem.values(thetas[0], block)[None]
@@ -232,12 +230,12 @@ def _complex_block(block: Block, complex_features: bool) -> Block:
     return replace(block, x=block.x.to(torch.complex128 if block.x.dtype == torch.float64 else torch.complex64))
 
 
-def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme: str) -> Differences:
+def start_differences(problem: Problem, theta: torch.Tensor, scheme: str) -> Differences:
     """Return a scheme with steps found on a probe of the rows at the start.
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : Problem
     theta : Tensor, shape (n_params,)
     scheme : {"2-point", "3-point", "cs"}
 
@@ -265,7 +263,7 @@ def start_differences(problem: LeastSquaresProblem, theta: torch.Tensor, scheme:
 
 
 def _visible_step(
-    problem: LeastSquaresProblem,
+    problem: Problem,
     theta: torch.Tensor,
     probe: Block,
     values: torch.Tensor,
@@ -367,7 +365,7 @@ def _rounds(slopes: list[torch.Tensor], step: float, values: torch.Tensor) -> bo
     return off > PROPORTIONAL * scale and off_wider < off / 2
 
 
-def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> bool:
+def _vmap_works(problem: Problem, theta: torch.Tensor, probe: Block) -> bool:
     if not problem.differentiable:
         return False
     try:
@@ -380,7 +378,7 @@ def _vmap_works(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block)
     return torch.allclose(together[1], alone, rtol=tolerance, atol=tolerance * float(alone.abs().max()), equal_nan=True)
 
 
-def _checked_complex_step(problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> Differences:
+def _checked_complex_step(problem: Problem, theta: torch.Tensor, probe: Block) -> Differences:
     reference = start_differences(problem, theta, "3-point")
     shape = (theta.numel(), int(problem.values(theta.detach(), probe).numel()))
     expected, columns = theta.new_empty(shape), theta.new_empty(shape)

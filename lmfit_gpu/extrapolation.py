@@ -20,7 +20,7 @@ from torch.nn.functional import max_pool1d
 
 from lmfit_gpu.differences import start_differences
 from lmfit_gpu.models import CALL_ERRORS
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.problem import Block, Problem
 
 __all__ = ["Ladder"]
 
@@ -44,18 +44,18 @@ class Ladder:
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : Problem
     theta : Tensor, shape (n_params,)
     steps : Tensor, shape (n_params,)
         The middle of each ladder: the step of 3-point differences.
     """
 
-    problem: LeastSquaresProblem
+    problem: Problem
     theta: torch.Tensor
     steps: torch.Tensor
 
     @classmethod
-    def at(cls, problem: LeastSquaresProblem, theta: torch.Tensor) -> "Ladder":
+    def at(cls, problem: Problem, theta: torch.Tensor) -> "Ladder":
         """Find the steps at a point."""
         steps = start_differences(problem, theta, "3-point").steps
         return cls(problem, theta, torch.minimum(steps, LONGEST * theta.abs().clamp(min=1.0)))

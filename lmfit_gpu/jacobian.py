@@ -16,7 +16,8 @@ import torch
 from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, vector_jacobian
 from lmfit_gpu.box import nearly_on
 from lmfit_gpu.differences import Differences, start_differences
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.factors import Factors, back, through
+from lmfit_gpu.problem import Block, Problem
 from lmfit_gpu.rows import PairwiseTree, leaf_slices
 from lmfit_gpu.user_jacobian import UserJacobian
 
@@ -37,7 +38,7 @@ class Derivatives:
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : Problem
     route : Route, Differences or UserJacobian
     finer : Differences or None
         What to change to before a stop is believed.
@@ -45,18 +46,18 @@ class Derivatives:
         Whether the steps were searched at this point.
     """
 
-    problem: LeastSquaresProblem
+    problem: Problem
     route: Route | Differences | UserJacobian
     finer: Differences | None = None
     is_renewed: bool = False
 
     @classmethod
-    def choose(cls, problem: LeastSquaresProblem, jac: str | Callable[..., Any], theta: torch.Tensor) -> "Derivatives":
+    def choose(cls, problem: Problem, jac: str | Callable[..., Any], theta: torch.Tensor) -> "Derivatives":
         """Choose the route for a problem.
 
         Parameters
         ----------
-        problem : LeastSquaresProblem
+        problem : Problem
         jac : {"auto", "autograd", "differences", "2-point", "3-point", "cs"} or callable
             "auto" is autograd for torch models and differences for numpy ones; "differences" starts with
             2-point and changes to 3-point near the solution.
@@ -155,7 +156,7 @@ class Jacobian:
 
         Without a kept J it takes the point behind as well, which may be outside the bounds.
         """
-        if self.problem.loss is not None:  # r̃ is not what the model curves
+        if self.problem.curves:
             return False
         few = self.problem.n_params <= MANY_PARAMS
         return few and (self.keeps or (self.makes_products and self.problem.bounds is None))
@@ -169,7 +170,7 @@ class Jacobian:
         """Return [J r]ᵀ of a block, shape (n + 1, c)."""
         if block.index in self._kept:
             return self._kept[block.index]
-        theta = self.theta.to(block.x.device)
+        theta = self.theta.to(block.device)
         part = self.problem.equations(block)
         columns = theta.new_empty(theta.numel() + 1, part.stop - part.start)
         if block.penalty is not None:
@@ -182,12 +183,16 @@ class Jacobian:
 
     def _fill(self, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> None:
         """Write [J r]ᵀ of a block of rows."""
-        values = self.derivatives.route(self.problem, theta, block, columns[:-1])
+        target, n_values = columns[:-1], self.problem.n_values(block)
+        of_values = target if n_values == target.shape[1] else target.new_empty(len(target), n_values)
+        values = self.derivatives.route(self.problem, theta, block, of_values)
         if self._repairing is not None:
-            self._repair(theta, block, columns[:-1])
+            self._repair(theta, block, of_values)
         columns[-1], factors = self.problem.surrogate(block, values)
-        if factors is not None:
-            columns[:-1] *= factors
+        if factors is not None and factors.ndim == 1:
+            target *= factors
+        elif factors is not None:
+            target.copy_(through(factors, of_values))
 
     def reduce(self, leaf: Callable[[torch.Tensor], Any], combine: Callable[[Any, Any], Any]) -> Any:
         """Reduce all blocks: ``leaf`` of every leaf of [J r]ᵀ, combined pairwise in a fixed order.
@@ -235,31 +240,32 @@ class Jacobian:
 
         def product(block: Block) -> torch.Tensor:
             if block.index in self._kept or not self.makes_products:
-                return v.to(block.x.device, self.theta.dtype) @ self.columns(block)[:-1]
-            theta = self.theta.to(block.x.device)
-            return self._factors(theta, block) * jacobian_vector(self.problem, theta, block, v.to(theta))
+                return v.to(block.device, self.theta.dtype) @ self.columns(block)[:-1]
+            theta = self.theta.to(block.device)
+            return through(self._factors(theta, block), jacobian_vector(self.problem, theta, block, v.to(theta)))
 
         return torch.cat([part.to(self.problem.device) for part in self.problem.map_blocks(product)])
 
     def rmatvec(self, u: torch.Tensor) -> torch.Tensor:
         """Return Jᵀ u, shape (n,), in float64 on the first device (a kept J: by leaves, like every reduction)."""
         self._count_product()
-        return self._sum_rmatvec(lambda block: u[self.problem.equations(block)].to(block.x.device))
+        return self._sum_rmatvec(lambda block: u[self.problem.equations(block)].to(block.device))
 
     def normal(self, v: torch.Tensor) -> torch.Tensor:
         """Return JᵀJ v, shape (n,), in float64 on the first device, by one pass over the blocks."""
         self._count_product(2)
 
         def product(block: Block) -> list[torch.Tensor]:
-            theta = self.theta.to(block.x.device)
+            theta = self.theta.to(block.device)
             along = v.to(theta)
             if not self.makes_products or block.index in self._kept:
                 columns = self.columns(block)[:-1]
                 slices = leaf_slices(columns.shape[1], self.problem.leaf_per_row)
                 parts = [columns[:, part].contiguous().double() for part in slices]
                 return [part @ (along.double() @ part) for part in parts]
-            ahead = self._factors(theta, block) ** 2 * jacobian_vector(self.problem, theta, block, along)
-            return [vector_jacobian(self.problem, theta, block, ahead).double()]
+            factors = self._factors(theta, block)
+            ahead = through(factors, jacobian_vector(self.problem, theta, block, along))
+            return [vector_jacobian(self.problem, theta, block, back(factors, ahead)).double()]
 
         return self._sum(product)
 
@@ -268,11 +274,10 @@ class Jacobian:
         self.nfev += 1
 
         def product(block: Block) -> list[torch.Tensor]:
-            leaf = self.theta.to(block.x.device).clone().requires_grad_()
+            leaf = self.theta.to(block.device).clone().requires_grad_()
             values = self.problem.values(leaf, block)
             r, factors = self.problem.surrogate(block, values.detach())
-            along = r if factors is None else r * factors
-            (g,) = torch.autograd.grad(values, leaf, along, materialize_grads=True)
+            (g,) = torch.autograd.grad(values, leaf, back(factors, r), materialize_grads=True)
             return [torch.cat((g.double(), (r.double() @ r.double())[None]))]
 
         total = self._sum(product)
@@ -298,7 +303,7 @@ class Jacobian:
         self.nfev += 1 if self._kept else 4 if self.makes_products else 1 + 2 * passes if boxed else 3 + passes
 
         def second(block: Block) -> torch.Tensor:
-            theta = self.theta.to(block.x.device)
+            theta = self.theta.to(block.device)
             step = CURVATURE_STEP * v.to(theta)
             with torch.no_grad():
                 ahead = self._residual(self.problem.inside(theta + step), block)
@@ -320,7 +325,7 @@ class Jacobian:
             return columns[-1], v @ columns[:-1]
         with torch.no_grad():
             here = self._residual(theta, block)
-        return here, self._factors(theta, block) * jacobian_vector(self.problem, theta, block, v)
+        return here, through(self._factors(theta, block), jacobian_vector(self.problem, theta, block, v))
 
     def _residual(self, theta: torch.Tensor, block: Block) -> torch.Tensor:
         return self.problem.surrogate(block, self.problem.values(theta, block))[0]
@@ -334,8 +339,8 @@ class Jacobian:
                 columns = self.columns(block)[:-1]
                 parts = leaf_slices(columns.shape[1], cut)
                 return [columns[:, part].contiguous().double() @ u[part].double() for part in parts]
-            theta = self.theta.to(block.x.device)
-            u = u.to(theta.dtype) * self._factors(theta, block)
+            theta = self.theta.to(block.device)
+            u = back(self._factors(theta, block), u.to(theta.dtype))
             return [vector_jacobian(self.problem, theta, block, u).double()]
 
         return self._sum(products)
@@ -347,14 +352,12 @@ class Jacobian:
                 tree.push(part.to(self.problem.device))
         return tree.result()
 
-    def _factors(self, theta: torch.Tensor, block: Block) -> torch.Tensor | float:
-        """Return s (c,) of a block's rows of J̃, 1 in the plain case; a loss costs an evaluation."""
-        if self.problem.is_plain:
-            return 1.0
+    def _factors(self, theta: torch.Tensor, block: Block) -> Factors:
+        """Return S of a block's J̃ = S J, None in the plain case; a loss costs an evaluation."""
+        if self.problem.is_plain or block.penalty is not None:
+            return None
         with torch.no_grad():
-            values = self.problem.values(theta, block)
-            factors = self.problem.surrogate(block, values)[1]
-        return 1.0 if factors is None else factors
+            return self.problem.surrogate(block, self.problem.values(theta, block))[1]
 
     def repaired(self) -> "Jacobian":
         """Return J with entries that automatic differentiation left non-finite taken by 3-point differences.

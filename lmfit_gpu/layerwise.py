@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lmfit_gpu.models import ModuleModel, ResidualOf
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.problem import Block, Problem
 
 __all__ = ["Layerwise"]
 
@@ -43,13 +43,11 @@ class Layerwise:
 
     name = "layerwise"
 
-    def __init__(self, otherwise: Callable[[LeastSquaresProblem, torch.Tensor], Any] | None = None) -> None:
+    def __init__(self, otherwise: Callable[[Problem, torch.Tensor], Any] | None = None) -> None:
         self._otherwise = otherwise
         self._other: Any = None
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,).
 
         Raises
@@ -67,15 +65,13 @@ class Layerwise:
                 self._other = self._otherwise(problem, theta)
         return self._other(problem, theta, block, columns)
 
-    def _by_layers(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def _by_layers(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         model = block.model.model if isinstance(block.model, ResidualOf) else block.model
         if not isinstance(model, ModuleModel):
             raise ValueError("layerwise: only for a module")
         leaf = theta.detach().requires_grad_()
         uses, values = _observed(problem, model, leaf, block)
-        rows = block.x.shape[0]
+        rows = block.n_rows
         targets = columns.view(columns.shape[0], rows, -1)
         values = values.view(rows, -1)
         zs = [use.z for use in uses]
@@ -93,9 +89,7 @@ class Layerwise:
         return 1
 
 
-def _observed(
-    problem: LeastSquaresProblem, model: ModuleModel, leaf: torch.Tensor, block: Block
-) -> tuple[list[Use], torch.Tensor]:
+def _observed(problem: Problem, model: ModuleModel, leaf: torch.Tensor, block: Block) -> tuple[list[Use], torch.Tensor]:
     """Return what the layers did in one forward pass, and the values, connected to the layers' outputs."""
     layers = _layers(model)
     uses: list[Use] = []
@@ -114,7 +108,7 @@ def _observed(
     finally:
         for hook in hooks:
             hook.remove()
-    rows = block.x.shape[0]
+    rows = block.n_rows
     if sorted(use.name for use in uses) != sorted(layers) or any(use.a.ndim != 2 or len(use.a) != rows for use in uses):
         raise ValueError("layerwise: a layer is not used exactly once with rows of features")
     return uses, values

@@ -18,25 +18,17 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from lmfit_gpu.acceleration import accelerated, accelerates
 from lmfit_gpu.backends import Backend, get_backend
 from lmfit_gpu.certificate import newton_gain
 from lmfit_gpu.damping import DampingPolicy, TrustRegion, updated_scale
 from lmfit_gpu.early_stopping import HeldOut
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.jacobian import Derivatives
-from lmfit_gpu.linear import (
-    MOST_DENSE,
-    BoundedLinearization,
-    Linearization,
-    Step,
-    choose,
-    linearize,
-)
+from lmfit_gpu.linear import MOST_DENSE, BoundedLinearization, Linearization, Step, choose, linearize
 from lmfit_gpu.messages import derivative_not_finite, residuals_not_finite
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.outcome import result_of
-from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.problem import Problem
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
 from lmfit_gpu.saddle import below_saddle
 from lmfit_gpu.state import State
@@ -46,13 +38,12 @@ from lmfit_gpu.termination import (
     Tolerances,
     check,
     check_stalled,
-    gradient_cosine,
     rounding_of_residual,
 )
+from lmfit_gpu.trial import Trial, attempted
 
 __all__ = ["LevenbergMarquardt", "State"]
 
-ACCEPT_RATIO = 1e-4  # MINPACK lmder
 FAR = 1e-3  # relative fall of the cost above which no stop is near
 FINER_BELOW = 100 * float(np.sqrt(np.finfo(np.float64).eps))  # relative fall of the cost
 
@@ -77,6 +68,8 @@ class LevenbergMarquardt:
         nothing.
     least_progress : (n, share), optional
         Stop, without success, when the last n trials have lowered the cost by less than that share of it.
+    decay : float
+        Of D from one linearisation to the next; below 1 where they are of different rows.
 
     Examples
     --------
@@ -102,8 +95,9 @@ class LevenbergMarquardt:
     max_iter: int = 1000
     within_reach: bool = False
     least_progress: tuple[int, float] | None = None
+    decay: float = 1.0
 
-    def init(self, problem: LeastSquaresProblem, theta: torch.Tensor) -> State:
+    def init(self, problem: Problem, theta: torch.Tensor) -> State:
         """Return the state at the start, linearised and tested.
 
         Raises
@@ -115,73 +109,52 @@ class LevenbergMarquardt:
         if not np.isfinite(cost):
             raise NonFiniteError(residuals_not_finite(problem, theta))
         derivatives = Derivatives.choose(problem, self.jac, theta)
-        state = self._linearized(problem, theta, cost, derivatives, None)
+        state = self.linearized(problem, theta, cost, derivatives, None)
         if not state.lin.finite:
             raise NonFiniteError(derivative_not_finite(problem, state.jacobian))
         rounding = rounding_of_residual(state.lin, theta, problem.target_norm)
         state = replace(state, nfev=state.nfev + 1, policy=self.damping.start(state.lin, theta), rounding=rounding)
-        return self._tested(problem, state)
+        return self.tested(problem, state)
 
-    def step(self, problem: LeastSquaresProblem, state: State) -> State:
+    def step(self, problem: Problem, state: State) -> State:
         """Make exactly one trial and return the state after it."""
-        step, policy = self.damping.propose(state.lin, state.policy)
-        state = replace(state, policy=policy)
-        if not (step.valid and step.predicted_reduction > 0):
-            return self._rejected(problem, state, step, float("nan"), False)
-        gain_ratio = float("nan") if state.record is None else state.record.gain_ratio
-        corrects = accelerates(self.damping, state.lin, state.jacobian, step, gain_ratio)
-        correction = None
-        theta = problem.moved(state.theta, step.p)
-        try:
-            correction = accelerated(state.lin, state.jacobian, step) if corrects else None
-            if correction is not None and problem.leads_outside(state.theta, correction):
-                correction = None
-            theta = theta if correction is None else problem.moved(state.theta, correction)
-            trial = problem.cost(theta)
-        except CALL_ERRORS as error:  # the model refuses a trial point: not finite there
-            trial = float("nan")
-            state = replace(state, refusal=f"{type(error).__name__}: {error}")
-        state = replace(state, nfev=state.nfev + 1)
-        if not trial < state.cost - ACCEPT_RATIO * step.predicted_reduction:  # also true for NaN
-            return self._rejected(problem, state, step, trial, correction is not None)
-        return self._accepted(problem, state, step, (theta, trial, correction is not None))
+        state, trial = attempted(self.damping, problem, state)
+        return self._accepted(problem, state, trial) if trial.accepted else self._rejected(problem, state, trial)
 
-    def _accepted(
-        self, problem: LeastSquaresProblem, state: State, step: Step, trial: tuple[torch.Tensor, float, bool]
-    ) -> State:
-        theta, cost, was_accelerated = trial
-        gain_ratio = (state.cost - cost) / step.predicted_reduction
-        record = _record(state, step, cost, gain_ratio, was_accelerated)
-        policy = self.damping.accept(state.policy, step, gain_ratio)
-        derivatives = _adapted(state, problem, theta)
-        if (state.cost - cost) < FINER_BELOW * state.cost:
+    def _accepted(self, problem: Problem, state: State, trial: Trial) -> State:
+        record = trial.record(state)
+        policy = self.damping.accept(state.policy, trial.step, record.gain_ratio)
+        derivatives = _adapted(state, problem, trial.theta)
+        if (state.cost - trial.cost) < FINER_BELOW * state.cost:
             derivatives = derivatives.refined() or derivatives
-        moved = self._linearized(problem, theta, cost, derivatives, state)
+        moved = self.linearized(problem, trial.theta, trial.cost, derivatives, state)
         moved = replace(moved, policy=policy, n_iter=state.n_iter + 1, record=record, refusal=state.refusal)
         if not moved.lin.finite:
             stop = Stop(Status.NON_FINITE_JACOBIAN, float("nan"), float("inf"))
             return replace(moved, stop=stop)
-        return self._tested(problem, moved)
+        return self.tested(problem, moved)
 
-    def _rejected(
-        self, problem: LeastSquaresProblem, state: State, step: Step, trial: float, was_accelerated: bool
-    ) -> State:
-        gain_ratio = (state.cost - trial) / step.predicted_reduction if step.predicted_reduction > 0 else float("nan")
-        record = _record(state, step, trial, gain_ratio, was_accelerated, accepted=False)
-        policy = self.damping.reject(state.policy, step)
+    def _rejected(self, problem: Problem, state: State, trial: Trial) -> State:
+        state = self.after_rejection(problem, state, trial)
+        if state.stop is None:
+            return state
+        refined = self._refined(problem, state)
+        return self._certified(problem, replace(state, stop=None), state.stop) if refined is None else refined
+
+    def after_rejection(self, problem: Problem, state: State, trial: Trial) -> State:
+        """Return the state after a rejected trial, with its stop when shorter steps cannot help."""
+        policy = self.damping.reject(state.policy, trial.step)
         rejected = state.rejected + 1
+        record = trial.record(state)
         state = replace(state, policy=policy, n_iter=state.n_iter + 1, rejected=rejected, record=record)
         rounding = _rounding(problem, state)
         least = REACH_AT_ROUNDING if self.within_reach else 0.0
-        stop = check_stalled(state.lin, self._longest(state), state.theta, step, rounding, state.cost, least)
+        stop = check_stalled(state.lin, self._longest(state), state.theta, trial.step, rounding, state.cost, least)
         if stop is None and self.damping.attempts is not None and rejected >= self.damping.attempts:
-            stop = Stop(Status.STALLED, step.scaled_norm, float("inf"))
-        if stop is None:
-            return state
-        refined = self._refined(problem, state)
-        return self._certified(problem, state, stop) if refined is None else refined
+            stop = Stop(Status.STALLED, trial.step.scaled_norm, float("inf"))
+        return replace(state, stop=stop)
 
-    def _certified(self, problem: LeastSquaresProblem, state: State, stop: Stop) -> State:
+    def _certified(self, problem: Problem, state: State, stop: Stop) -> State:
         """Return the state with a stop without success, or with success where the true Hessian shows a minimum."""
         if stop.status > 0:
             return replace(state, stop=stop)
@@ -211,7 +184,7 @@ class LevenbergMarquardt:
             stop = Stop(Status.CONVERGED_CURVATURE, gain, limit)
         return replace(state, stop=stop, nfev=state.nfev + nfev)
 
-    def _tested(self, problem: LeastSquaresProblem, state: State) -> State:
+    def tested(self, problem: Problem, state: State) -> State:
         """Return the state with its stop, if a test is met on the finest derivatives there are."""
         rounding = _rounding(problem, state)
         tolerances = Tolerances.resolve(*self.tolerances, problem.dtype)
@@ -222,25 +195,26 @@ class LevenbergMarquardt:
         refined = self._refined(problem, state)
         return replace(state, stop=stop) if refined is None else refined
 
-    def _refined(self, problem: LeastSquaresProblem, state: State) -> State | None:
+    def _refined(self, problem: Problem, state: State) -> State | None:
         """Return the state linearised again with finer derivatives, or None when there are none."""
         derivatives = state.derivatives.refined() or state.derivatives.renewed_at(state.theta)
         if derivatives is None:
             return None
         if derivatives.is_renewed:  # D remembers the norms that are not believed
             state = replace(state, scale=None)
-        finer = self._linearized(problem, state.theta, state.cost, derivatives, state)
+        finer = self.linearized(problem, state.theta, state.cost, derivatives, state)
         finer = replace(finer, policy=state.policy, n_iter=state.n_iter, record=state.record, refusal=state.refusal)
-        return self._tested(problem, finer) if finer.lin.finite else None
+        return self.tested(problem, finer) if finer.lin.finite else None
 
-    def _linearized(
+    def linearized(
         self,
-        problem: LeastSquaresProblem,
+        problem: Problem,
         theta: torch.Tensor,
         cost: float,
         derivatives: Derivatives,
         previous: State | None,
     ) -> State:
+        """Return the state at a point, linearised there; `previous` is the one before, None at a start."""
         solver, backend = self._solver(problem), self._backend(problem)
         jacobian = derivatives.at(theta)
         full = linearize(jacobian, solver, backend)
@@ -249,7 +223,7 @@ class LevenbergMarquardt:
         ):  # a repaired J makes no products
             jacobian = jacobian.repaired()
             full = linearize(jacobian, solver, backend)
-        scale = updated_scale(self.damping.scaling, full, None if previous is None else previous.scale)
+        scale = updated_scale(self.damping.scaling, full, None if previous is None else previous.scale, self.decay)
         value_norm = problem.target_norm + full.residual_norm
         full = full.with_scale(scale.d, derivatives.relative_error(full.column_norms, value_norm))
         lin: Linearization = full
@@ -271,7 +245,7 @@ class LevenbergMarquardt:
         stop = Stop(Status.SLOW_PROGRESS, fall, share, f"relative fall of the cost in the last {n} trials")
         return replace(state, stop=stop) if fall < share else state
 
-    def _off_saddle(self, problem: LeastSquaresProblem, state: State) -> State:
+    def _off_saddle(self, problem: Problem, state: State) -> State:
         """Return the state, or one at a lower point beside it where a network seems to have converged at a saddle."""
         stopped = state.stop is not None and state.stop.status > 0 and state.stop.status != Status.CONVERGED_RESIDUAL
         if not (stopped and self.within_reach and state.derivatives.is_autograd) or problem.bounds is not None:
@@ -279,12 +253,12 @@ class LevenbergMarquardt:
         theta = below_saddle(problem, state.derivatives, state.theta)
         if theta is None:
             return state
-        moved = self._linearized(problem, theta, problem.cost(theta), state.derivatives, replace(state, scale=None))
+        moved = self.linearized(problem, theta, problem.cost(theta), state.derivatives, replace(state, scale=None))
         if not moved.lin.finite:
             return state
         policy = self.damping.start(moved.lin, theta)
         moved = replace(moved, policy=policy, n_iter=state.n_iter, record=state.record, refusal=state.refusal)
-        return self._tested(problem, moved)
+        return self.tested(problem, moved)
 
     def _longest(self, state: State) -> Step:
         """Return the step that says what is still to gain."""
@@ -293,13 +267,13 @@ class LevenbergMarquardt:
         size = float(torch.linalg.vector_norm(state.lin.scale * state.theta.double()))
         return state.lin.within(max(size, state.lin.residual_norm), state.lin.least_damping)
 
-    def _solver(self, problem: LeastSquaresProblem) -> str:
+    def _solver(self, problem: Problem) -> str:
         return choose(self.solver, problem.n_equations, problem.n_params)
 
-    def _backend(self, problem: LeastSquaresProblem) -> Backend:
+    def _backend(self, problem: Problem) -> Backend:
         return get_backend(self.backend, problem.device)
 
-    def _result(self, problem: LeastSquaresProblem, state: State, history: list[IterationRecord]) -> Result:
+    def _result(self, problem: Problem, state: State, history: list[IterationRecord]) -> Result:
         engine = {
             "solver": self._solver(problem),
             "backend": self._backend(problem).name,
@@ -309,7 +283,7 @@ class LevenbergMarquardt:
 
     def minimize(
         self,
-        problem: LeastSquaresProblem,
+        problem: Problem,
         theta: torch.Tensor,
         *,
         callback: Callable[[IterationRecord], Any] | None = None,
@@ -319,7 +293,7 @@ class LevenbergMarquardt:
 
         Parameters
         ----------
-        problem : LeastSquaresProblem
+        problem : Problem
         theta : Tensor, shape (n_params,)
             The start, on the problem's first device.
         callback : callable, optional
@@ -383,31 +357,7 @@ def _far(state: State, tolerances: Tolerances) -> bool:
     return gained > max(FAR, tolerances.ftol) * (state.cost + gained)
 
 
-def _record(
-    state: State,
-    step: Step,
-    trial_cost: float,
-    gain_ratio: float,
-    was_accelerated: bool,
-    accepted: bool = True,
-) -> IterationRecord:
-    return IterationRecord(
-        n_iter=state.n_iter + 1,
-        cost=trial_cost if accepted else state.cost,
-        trial_cost=trial_cost,
-        gain_ratio=gain_ratio,
-        damping=step.damping,
-        scaled_norm=step.scaled_norm,
-        gradient_cosine=gradient_cosine(state.lin),
-        accepted=accepted,
-        accelerated=was_accelerated,
-        jac=state.derivatives.name,
-        predicted_reduction=step.predicted_reduction,
-        n_inner=step.n_inner,
-    )
-
-
-def _rounding(problem: LeastSquaresProblem, state: State) -> float:
+def _rounding(problem: Problem, state: State) -> float:
     """Return the rounding of ‖r‖; without targets, at most that of the start.
 
     Without targets the estimate rests on J, and difference steps too long for a steep model make columns so large
@@ -417,6 +367,6 @@ def _rounding(problem: LeastSquaresProblem, state: State) -> float:
     return rounding if problem.target_norm > 0 else min(state.rounding, rounding)
 
 
-def _adapted(state: State, problem: LeastSquaresProblem, theta: torch.Tensor) -> Derivatives:
+def _adapted(state: State, problem: Problem, theta: torch.Tensor) -> Derivatives:
     value_norm = problem.target_norm + state.lin.residual_norm
     return state.derivatives.adapted(theta, value_norm, state.lin.residual_norm, state.lin.column_norms)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from lmfit_gpu.jacobian import Jacobian
-from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.problem import Problem
 from lmfit_gpu.result import Result, Stop
 
 __all__ = ["derivative_not_finite", "explained", "not_estimated", "on_bounds", "residuals_not_finite"]
@@ -22,7 +22,7 @@ def explained(stop: Stop, refusal: str, bound: list[str]) -> Stop:
     return replace(stop, note="; ".join(notes))
 
 
-def on_bounds(problem: LeastSquaresProblem, theta: torch.Tensor) -> dict[int, str]:
+def on_bounds(problem: Problem, theta: torch.Tensor) -> dict[int, str]:
     """Return {index: "on its lower bound" or "on its upper bound"} of the parameters that are."""
     if problem.bounds is None:
         return {}
@@ -34,7 +34,7 @@ def on_bounds(problem: LeastSquaresProblem, theta: torch.Tensor) -> dict[int, st
     }
 
 
-def residuals_not_finite(problem: LeastSquaresProblem, theta: torch.Tensor) -> str:
+def residuals_not_finite(problem: Problem, theta: torch.Tensor) -> str:
     """Return which rows have residuals that are not finite at a start."""
     with torch.no_grad():
         parts = problem.map_blocks(lambda block: ~torch.isfinite(block.residual(problem.values(theta, block))))
@@ -45,7 +45,7 @@ def residuals_not_finite(problem: LeastSquaresProblem, theta: torch.Tensor) -> s
     return f"residuals are not finite at the start p0 in {len(broken)} places, first in rows {rows}; give another p0"
 
 
-def derivative_not_finite(problem: LeastSquaresProblem, jacobian: Jacobian) -> str:
+def derivative_not_finite(problem: Problem, jacobian: Jacobian) -> str:
     """Return which derivative is not finite at a start, and where."""
     found = jacobian.first_non_finite()
     if found is None:

@@ -180,15 +180,16 @@ class ModuleModel:
     Parameters
     ----------
     module : torch.nn.Module
-        Not copied here; it is put in evaluation mode, so that BatchNorm and Dropout are the same function at
-        every evaluation of one fit. Parameters with ``requires_grad=False`` keep their values.
+        Not copied here. Parameters with ``requires_grad=False`` keep their values.
+    evaluates : bool
+        Put it in evaluation mode, so that BatchNorm and Dropout are the same function at every evaluation of one fit.
     """
 
     is_residual = False
     differentiable = True
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module.eval()
+    def __init__(self, module: torch.nn.Module, evaluates: bool = True) -> None:
+        self.module = module.eval() if evaluates else module
         free = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._shapes = {name: p.shape for name, p in free.items()}
         self._sizes = [p.numel() for p in free.values()]

@@ -8,21 +8,19 @@ import torch
 
 from lmfit_gpu.linear import MANY_PARAMS
 from lmfit_gpu.messages import explained, on_bounds
-from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.problem import Problem
 from lmfit_gpu.result import IterationRecord, Result, Stop
 from lmfit_gpu.state import State
 
 __all__ = ["result_of"]
 
 
-def result_of(
-    problem: LeastSquaresProblem, state: State, history: Sequence[IterationRecord], engine: Mapping[str, Any]
-) -> Result:
+def result_of(problem: Problem, state: State, history: Sequence[IterationRecord], engine: Mapping[str, Any]) -> Result:
     """Return the result of a fit.
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : Problem
     state : State
         With its stop.
     history : sequence of IterationRecord
@@ -63,7 +61,7 @@ def result_of(
     )
 
 
-def _covariance(problem: LeastSquaresProblem, state: State) -> tuple[torch.Tensor | None, int, np.ndarray]:
+def _covariance(problem: Problem, state: State) -> tuple[torch.Tensor | None, int, np.ndarray]:
     """Return (JᵀJ)⁻¹, rank and undetermined mask; without a dense matrix None, and full rank taken for granted."""
     n = problem.n_params
     if not state.lin.finite:

@@ -24,7 +24,17 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["LEAF_ROWS", "LEAST_TARGET", "ArrayRows", "PairwiseTree", "Weights", "as_tensor", "chunk_slices"]
+__all__ = [
+    "LEAF_ROWS",
+    "LEAST_TARGET",
+    "ArrayRows",
+    "PairwiseTree",
+    "Weights",
+    "as_tensor",
+    "chunk_slices",
+    "each_tensor",
+    "tensors_of",
+]
 
 LEAST_TARGET = 1e-140  # largest |y| below which squares of residuals vanish in float64, and with them the cost
 LEAF_ROWS = 4096  # 1 MB for 30 float64 columns: a leaf's Jacobian stays in a core's second-level cache
@@ -65,6 +75,27 @@ class _Memory:
         self.owner = array  # lives as long as what is made of it
         interface = array.__array_interface__
         self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a tuple, list or dict of tensors (of any depth), or of one tensor."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, (tuple, list)) else []
+
+
+def each_tensor(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Return the same tuple, list or dict with `function` of every tensor; what is no tensor stays."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: each_tensor(function, part) for key, part in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        parts = [each_tensor(function, part) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
 
 
 def chunk_slices(n_rows: int, chunk_rows: int) -> list[slice]:

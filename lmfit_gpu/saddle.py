@@ -11,7 +11,7 @@ import torch
 
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.models import CALL_ERRORS
-from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.problem import Problem
 
 __all__ = ["below_saddle"]
 
@@ -22,12 +22,12 @@ LENGTHS = 10.0 ** -np.arange(0, 4, 0.5)  # of the moves that are tried, in both 
 GAIN = 1e-8  # share of the cost by which the lower point must be lower
 
 
-def below_saddle(problem: LeastSquaresProblem, derivatives: Derivatives, theta: torch.Tensor) -> torch.Tensor | None:
+def below_saddle(problem: Problem, derivatives: Derivatives, theta: torch.Tensor) -> torch.Tensor | None:
     """Return a point with a lower cost along a direction of negative curvature, or None where there is none.
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : Problem
         Without bounds, its model in torch.
     derivatives : Derivatives
         By automatic differentiation.
@@ -44,7 +44,7 @@ def below_saddle(problem: LeastSquaresProblem, derivatives: Derivatives, theta: 
     return moves[best] if costs[best] < limit else None
 
 
-def _cost(problem: LeastSquaresProblem, theta: torch.Tensor) -> float:
+def _cost(problem: Problem, theta: torch.Tensor) -> float:
     """Return the cost, infinite where the model refuses the point."""
     try:
         cost = problem.cost(theta)
@@ -53,9 +53,7 @@ def _cost(problem: LeastSquaresProblem, theta: torch.Tensor) -> float:
     return cost if np.isfinite(cost) else float("inf")
 
 
-def _lowest(
-    problem: LeastSquaresProblem, derivatives: Derivatives, theta: torch.Tensor
-) -> tuple[float, float, torch.Tensor]:
+def _lowest(problem: Problem, derivatives: Derivatives, theta: torch.Tensor) -> tuple[float, float, torch.Tensor]:
     """Return the lowest and the largest eigenvalue of H that Lanczos sees, and the eigenvector (n,) of the lowest."""
 
     def curved(v: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from sklearn.utils import check_random_state
 
+from lmfit_gpu.blocks import Workers
 from lmfit_gpu.candidates import ManyPoints
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.guesses import Scales, draw
@@ -264,7 +265,7 @@ def _thinned(problem: LeastSquaresProblem, seed: int) -> LeastSquaresProblem:
     some.__dict__.pop("target_norm", None)  # cached for all rows
     some.rows = problem.rows.some(torch.tensor(sorted(chosen)))
     some.n_residuals = problem.per_row * len(chosen)
-    some._pools = []
+    some._workers = Workers(len(problem.devices))
     return some
 
 

@@ -9,7 +9,7 @@ import torch
 from lmfit_gpu.constraints import ConstrainedModel
 from lmfit_gpu.differences import start_differences
 from lmfit_gpu.models import CALL_ERRORS, NumpyFunction, TorchFunction
-from lmfit_gpu.problem import Block, LeastSquaresProblem
+from lmfit_gpu.problem import Block, Problem
 
 __all__ = ["UserJacobian"]
 
@@ -24,7 +24,7 @@ class UserJacobian:
     name = "user"
 
     @classmethod
-    def choose(cls, function: Callable[..., Any], problem: LeastSquaresProblem, theta: torch.Tensor) -> "UserJacobian":
+    def choose(cls, function: Callable[..., Any], problem: Problem, theta: torch.Tensor) -> "UserJacobian":
         """Find out by trying whether the function is written in numpy or in torch."""
         order = getattr(problem.replicas[0], "order", None)
         if order is None:
@@ -44,7 +44,7 @@ class UserJacobian:
         jacobian.check(problem, theta, probe)
         return jacobian
 
-    def check(self, problem: LeastSquaresProblem, theta: torch.Tensor, probe: Block) -> None:
+    def check(self, problem: Problem, theta: torch.Tensor, probe: Block) -> None:
         """Hold the columns against 3-point differences on a probe of the rows.
 
         Raises
@@ -79,9 +79,7 @@ class UserJacobian:
         """Return the number of forward evaluations."""
         return 1
 
-    def __call__(
-        self, problem: LeastSquaresProblem, theta: torch.Tensor, block: Block, columns: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, problem: Problem, theta: torch.Tensor, block: Block, columns: torch.Tensor) -> torch.Tensor:
         """Write ∂values/∂theta into `columns`, shape (n, c), and return the values, shape (c,)."""
         with torch.no_grad():
             values = problem.values(theta, block)

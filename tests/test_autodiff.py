@@ -131,14 +131,14 @@ CASES = [*BROADCASTING, "theta", *MODULES]
 
 
 def jacobian_by(route, problem, theta):
-    block = problem._read(0, slice(0, problem.rows.n_samples), 0)
+    block = problem.read(0, slice(0, problem.rows.n_samples), 0)
     columns = torch.full((theta.numel(), problem.n_residuals), float("nan"), dtype=torch.float64)
     values = route(problem, theta, block, columns)
     return values, columns.T
 
 
 def block_of(problem):
-    return problem._read(0, slice(0, problem.rows.n_samples), 0)
+    return problem.read(0, slice(0, problem.rows.n_samples), 0)
 
 
 @pytest.mark.parametrize(

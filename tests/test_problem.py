@@ -22,7 +22,8 @@ from scipy.integrate import solve_ivp
 
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.models import ResidualOf
-from lmfit_gpu.problem import LeastSquaresProblem, nearby
+from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.row_check import nearby
 from lmfit_gpu.rows import LEAF_ROWS, ArrayRows
 
 THETA = np.array([1.3, 0.7])

@@ -198,7 +198,7 @@ def test_many_rows_are_searched_on_a_few(devices):
     assert result.theta == pytest.approx([2.31], rel=1e-8)
     assert search.n_rows < 300
     assert result.n_residuals == 20_000
-    assert problem._pools == []
+    assert problem._workers._pools == []
 
 
 def test_several_outputs_and_columns():

@@ -18,9 +18,10 @@ from lmfit_gpu.compact.curve import Block, Curve, Point, RefusedError, UnusualEr
 from lmfit_gpu.compact.linear import ETA, Linear, Step
 from lmfit_gpu.damping import FIRST_RADIUS_SHARE, GROW_ABOVE, SHRINK, SHRINK_BELOW, TrustRegion
 from lmfit_gpu.jacobian import CURVATURE_STEP
-from lmfit_gpu.levenberg_marquardt import ACCEPT_RATIO, FAR, FINER_BELOW
+from lmfit_gpu.levenberg_marquardt import FAR, FINER_BELOW
 from lmfit_gpu.result import Status, Stop
 from lmfit_gpu.termination import EXACT_FIT, HOPELESS, STOP_AT_ROUNDING, USUAL
+from lmfit_gpu.trial import ACCEPT_RATIO
 
 __all__ = ["Limits", "Loop", "Trial"]
 
