@@ -8,8 +8,11 @@ from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion
 from lmfit_gpu.devices import get_available_gpus
 from lmfit_gpu.early_stopping import EarlyStopping
 from lmfit_gpu.estimator import LMRegressor
+from lmfit_gpu.optim import LMA, AdaptiveBatchSampler
 
 __all__ = [
+    "LMA",
+    "AdaptiveBatchSampler",
     "EarlyStopping",
     "LMRegressor",
     "MarquardtDamping",

@@ -1,4 +1,4 @@
-r"""Jacobian of one block of rows by automatic differentiation, by six routes.
+r"""Jacobian of one block of rows by automatic differentiation, by seven routes.
 
 A *route* fills ``columns`` (n, c), the transposed Jacobian of c values with respect to n parameters, and
 returns the values (c,). Cost in passes through the model, for values of q outputs per row:
@@ -8,6 +8,8 @@ route      idea                                                passes           
 =========  ==================================================  ================  ========================
 layerwise  outer products of layer inputs and output           1 forward,        independent rows, linear
            gradients (:mod:`lmfit_gpu.layerwise`)              q backward        layers used once
+layers     the same for layers of other kinds                  1 forward,        independent rows, layers
+           (:mod:`lmfit_gpu.layer_route`)                      q backward        that :mod:`~lmfit_gpu.layers` knows
 expanded   every row gets its own copy of each parameter; one  1 forward,        independent rows, a model
            backward pass gives all rows' gradients             q backward        that broadcasts
 rowwise    vmap over rows of the gradient of one row           1 forward,        independent rows, no
@@ -33,6 +35,7 @@ from torch.autograd import forward_ad
 from torch.func import grad_and_value, jacrev, jvp, vmap
 
 from lmfit_gpu.box import rooms
+from lmfit_gpu.layer_route import Layers
 from lmfit_gpu.layerwise import Layerwise
 from lmfit_gpu.models import CALL_ERRORS, TorchFunction, gradient_is_whole
 from lmfit_gpu.problem import Block, Problem
@@ -255,7 +258,7 @@ def choose_route(problem: Problem, theta: torch.Tensor, without: tuple[str, ...]
             "detach, item, float, or rounding); use jac='3-point' for finite differences"
         )
     columns = theta.new_empty(theta.numel(), expected_values[0].numel())
-    for route in [route for route in _candidates(problem, columns.shape[1]) if route.name not in without]:
+    for route in [route for route in _candidates(problem, theta, columns.shape[1]) if route.name not in without]:
         for point, values, product, strict in zip(points, expected_values, expected, (False, True), strict=True):
             try:
                 found = route(problem, point, probe, columns)
@@ -269,9 +272,11 @@ def choose_route(problem: Problem, theta: torch.Tensor, without: tuple[str, ...]
 
 
 def _with_another(route: Route) -> Route:
-    if not isinstance(route, Layerwise):
-        return route
-    return Layerwise(functools.partial(choose_route, without=(Layerwise.name,)))
+    if isinstance(route, Layerwise):
+        return Layerwise(functools.partial(choose_route, without=(Layerwise.name,)))
+    if isinstance(route, Layers):
+        return replace(route, otherwise=functools.partial(choose_route, without=(Layerwise.name, Layers.name)))
+    return route
 
 
 def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -280,12 +285,18 @@ def _same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(found, expected, rtol=rtol, atol=rtol * scale, equal_nan=True)
 
 
-def _candidates(problem: Problem, n_values: int) -> list[Route]:
+def _candidates(problem: Problem, theta: torch.Tensor, n_values: int) -> list[Route]:
     routes: list[Route] = [Forward(), Dual(), Reverse()]
     if problem.coupled:
         return routes if problem.n_params <= n_values else routes[::-1]
     whole = _innermost(problem.replicas[0])
-    return [Expanded(), Rowwise(), *routes] if isinstance(whole, TorchFunction) else [Layerwise(), Rowwise(), *routes]
+    if isinstance(whole, TorchFunction):
+        return [Expanded(), Rowwise(), *routes]
+    try:
+        by_layers: list[Route] = [Layers.choose(problem, theta)]
+    except CALL_ERRORS:
+        by_layers = []
+    return [Layerwise(), *by_layers, Rowwise(), *routes]
 
 
 def _innermost(model: Callable) -> Callable:

@@ -32,6 +32,7 @@ __all__ = [
     "Scale",
     "TrustRegion",
     "damping_policy",
+    "rescaled",
     "updated_scale",
 ]
 
@@ -275,7 +276,13 @@ class Scale:
     placeholder: torch.Tensor
 
 
-def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None, decay: float = 1.0) -> Scale:
+def updated_scale(
+    scaling: Any,
+    lin: Linearization,
+    previous: Scale | None,
+    decay: float = 1.0,
+    norms: torch.Tensor | None = None,
+) -> Scale:
     """Return D for a linearisation.
 
     Parameters
@@ -286,13 +293,15 @@ def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None, deca
         D of the point before; None at the start.
     decay : float
         What is left of it: below 1 the running maximum forgets, as one over batches of rows must.
+    norms : Tensor, optional
+        What D follows in place of the column norms: one number for each tensor of parameters.
 
     Raises
     ------
     ValueError
         For another name, or an array that is not n_params positive numbers.
     """
-    norms = lin.column_norms
+    norms = lin.column_norms if norms is None else norms
     if not isinstance(scaling, str):
         return _given_scale(scaling, norms)
     if scaling == "identity":
@@ -308,6 +317,11 @@ def updated_scale(scaling: Any, lin: Linearization, previous: Scale | None, deca
         return Scale(torch.where(zero, previous.d, norms), zero)
     kept = torch.where(previous.placeholder, current, torch.maximum(decay * previous.d, norms))
     return Scale(torch.where(previous.placeholder & zero, previous.d, kept), previous.placeholder & zero)
+
+
+def rescaled(state: Any, factor: float) -> Any:
+    """Return the state of a policy for residuals that are `factor` times as long: a radius is, λ has no unit."""
+    return replace(state, radius=state.radius * factor) if isinstance(state, Region) else state
 
 
 def _given_scale(scaling: Any, norms: torch.Tensor) -> Scale:

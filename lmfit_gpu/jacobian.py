@@ -6,7 +6,7 @@ user's function). :class:`Jacobian` is J at one point; it computes nothing until
 LAPACK factors [J r] without a copy. J is kept between passes only while it is small (:data:`KEEP_BYTES`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,13 @@ from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, vector_jaco
 from lmfit_gpu.box import nearly_on
 from lmfit_gpu.differences import Differences, start_differences
 from lmfit_gpu.factors import Factors, back, through
+from lmfit_gpu.layer_route import Layers
+from lmfit_gpu.layer_rows import TensorRows, joined
 from lmfit_gpu.problem import Block, Problem
 from lmfit_gpu.rows import PairwiseTree, leaf_slices
 from lmfit_gpu.user_jacobian import UserJacobian
 
-__all__ = ["Derivatives", "Jacobian"]
+__all__ = ["Derivatives", "Jacobian", "TensorSystem"]
 
 KEEP_BYTES = 128 * 2**20
 MANY_PARAMS = 1000  # beyond, a pass for the curvature costs more than the trials it saves
@@ -129,6 +131,16 @@ class Derivatives:
         return replace(self, route=route, finer=finer, is_renewed=False)
 
 
+@dataclass(frozen=True)
+class TensorSystem:
+    """r̃ (m,), the rows of J̃ of every tensor, the penalty α_t of each, and θ."""
+
+    tensors: Sequence[TensorRows]
+    residuals: torch.Tensor
+    alphas: Sequence[float]
+    theta: torch.Tensor
+
+
 class Jacobian:
     """J and r at one point θ of a problem; computes nothing until asked.
 
@@ -233,6 +245,30 @@ class Jacobian:
             columns[:, start:stop] = part
             start = stop
         return columns
+
+    def tensor_rows(self) -> TensorSystem:
+        """Return r̃ and the rows of J̃ of every tensor of parameters, by layers; J is not formed.
+
+        Raises
+        ------
+        ValueError
+            If the route is not by layers.
+        """
+        self._count_pass()
+        route = self.derivatives.route
+        if not isinstance(route, Layers):
+            raise ValueError("solver='ghost': only for a torch module of independent rows")
+
+        def of_block(block: Block) -> tuple[torch.Tensor, dict[str, TensorRows]] | None:
+            if block.penalty is not None:
+                return None
+            return route.tensors(self.problem, self.theta.to(block.device), block)[:2]
+
+        found = [part for part in self.problem.map_blocks(of_block) if part is not None]
+        shared: dict[Any, Any] = {}
+        tensors = [joined([rows[name] for _, rows in found], shared) for name in found[0][1]]
+        alphas = self.problem.alphas or (0.0,) * len(tensors)
+        return TensorSystem(tensors, torch.cat([r for r, _ in found]), alphas, self.theta)
 
     def matvec(self, v: torch.Tensor) -> torch.Tensor:
         """Return J v, shape (m,), on the first device."""

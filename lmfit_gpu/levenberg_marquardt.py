@@ -149,7 +149,7 @@ class LevenbergMarquardt:
         state = replace(state, policy=policy, n_iter=state.n_iter + 1, rejected=rejected, record=record)
         rounding = _rounding(problem, state)
         least = REACH_AT_ROUNDING if self.within_reach else 0.0
-        stop = check_stalled(state.lin, self._longest(state), state.theta, trial.step, rounding, state.cost, least)
+        stop = check_stalled(state.lin, self.longest(state), state.theta, trial.step, rounding, state.cost, least)
         if stop is None and self.damping.attempts is not None and rejected >= self.damping.attempts:
             stop = Stop(Status.STALLED, trial.step.scaled_norm, float("inf"))
         return replace(state, stop=stop)
@@ -188,7 +188,7 @@ class LevenbergMarquardt:
         """Return the state with its stop, if a test is met on the finest derivatives there are."""
         rounding = _rounding(problem, state)
         tolerances = Tolerances.resolve(*self.tolerances, problem.dtype)
-        undamped = None if _far(state, tolerances) else self._longest(state)
+        undamped = None if _far(state, tolerances) else self.longest(state)
         stop = check(state.lin, undamped, state.theta, rounding, tolerances, state.cost)
         if stop is None:
             return state
@@ -260,7 +260,7 @@ class LevenbergMarquardt:
         moved = replace(moved, policy=policy, n_iter=state.n_iter, record=state.record, refusal=state.refusal)
         return self.tested(problem, moved)
 
-    def _longest(self, state: State) -> Step:
+    def longest(self, state: State) -> Step:
         """Return the step that says what is still to gain."""
         if not (self.within_reach and state.lin.direct):  # cg finds a step within a radius too loosely
             return state.lin.undamped()

@@ -30,7 +30,8 @@ for i ≠ j. As p_k ≤ 1/2 there, no term cancels: every entry is good to round
 
 **Targets that the model holds for all but impossible.** There ℓ″ → 0 while ℓ′ stays, and r̃ would grow like p_y^-½.
 The *curvature* alone is kept up: S is that of p_i ≥ FLOOR·y_i (softmax), exp f ≥ FLOOR·y (Poisson), and
-σ(1 − σ) ≥ FLOOR·|ℓ′| (binary). Sᵀr̃ remains the exact gradient, and |r̃| is at most FLOOR^-½ (Poisson: (y/FLOOR)^½).
+σ(1 − σ) ≥ FLOOR·|ℓ′| (binary). Sᵀr̃ remains the exact gradient, and the floor keeps |r̃| below about
+FLOOR^-½ (Poisson: (y/FLOOR)^½ while exp f < y).
 """
 
 from dataclasses import dataclass
@@ -111,8 +112,8 @@ class Softmax:
         raised = torch.maximum(log_p.exp(), FLOOR * y)
         s = (raised / raised.sum(1, keepdim=True)).sqrt()
         s_i, s_j = s.gather(1, others), s.gather(1, j)
-        slope_i = (log_p.exp() - y).gather(1, others)
-        slope_j = -slope_i.sum(1, keepdim=True)  # ℓ′ sums to 0: no digit of 1 − p_j is lost
+        slope = log_p.exp() - y
+        slope_i, slope_j = slope.gather(1, others), slope.gather(1, j)
         r = torch.where(s_i > 0, slope_i / s_i, 0.0) - s_i * slope_j / (s_j * (1 + s_j))
 
         S = -(s_i / (1 + s_j))[:, :, None] * (s * s)[:, None, :]

@@ -206,10 +206,26 @@ class ModuleModel:
         return {name: slice(end - size, end) for name, size, end in zip(self._shapes, self._sizes, ends, strict=True)}
 
     @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each tensor of free parameters."""
+        return self._sizes
+
+    @property
     def are_weights(self) -> list[bool]:
         """Which free parameters are entries of weights, tensors with two or more axes; biases and gains are not."""
-        sizes = zip(self._shapes.values(), self._sizes, strict=True)
-        return [len(shape) >= 2 for shape, size in sizes for _ in range(size)]
+        return [
+            is_weight for is_weight, size in zip(self.weight_tensors, self._sizes, strict=True) for _ in range(size)
+        ]
+
+    @property
+    def weight_tensors(self) -> list[bool]:
+        """Which tensors are weights."""
+        return [len(shape) >= 2 for shape in self._shapes.values()]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the free parameters."""
+        return next(p.dtype for p in self.module.parameters() if p.requires_grad)
 
     @property
     def theta(self) -> torch.Tensor:

@@ -134,6 +134,11 @@ class Problem(ABC):
         return self.n_residuals
 
     @property
+    def alphas(self) -> tuple[float, ...]:
+        """α_t of each tensor of a module's parameters, where a solver takes the penalty tensor by tensor."""
+        return ()
+
+    @property
     def device(self) -> torch.device:
         """The first device: where theta lives and reductions end."""
         return self.devices[0]

@@ -53,7 +53,7 @@ class Trial:
             gain_ratio=self.gain_ratio(state.cost),
             damping=self.step.damping,
             scaled_norm=self.step.scaled_norm,
-            gradient_cosine=gradient_cosine(state.lin),
+            gradient_cosine=gradient_cosine(state.lin) if state.lin.has_gradient else float("nan"),
             accepted=self.accepted,
             accelerated=self.accelerated,
             jac=state.derivatives.name,

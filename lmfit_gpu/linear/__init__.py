@@ -9,6 +9,7 @@ from lmfit_gpu.linear.bounded import BoundedLinearization
 from lmfit_gpu.linear.cg import CGLinearization
 from lmfit_gpu.linear.cholesky import CholeskyLinearization
 from lmfit_gpu.linear.dual import DualLinearization
+from lmfit_gpu.linear.ghost import GhostLinearization
 from lmfit_gpu.linear.qr import QRLinearization
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "CholeskyLinearization",
     "DualLinearization",
     "FullLinearization",
+    "GhostLinearization",
     "Linearization",
     "QRLinearization",
     "Step",
@@ -31,6 +33,7 @@ SOLVERS: dict[str, Any] = {
     "qr": QRLinearization,
     "cholesky": CholeskyLinearization,
     "dual": DualLinearization,
+    "ghost": GhostLinearization,
     "cg": CGLinearization,
 }
 MANY_PARAMS = 1000  # beyond, the singular value decomposition (20 n³ flops) outweighs its accuracy

@@ -73,11 +73,16 @@ def no_step(scale: torch.Tensor, damping: float) -> Step:
 class Linearization(Protocol):
     """(J, r) at one point, reduced; made by :func:`lmfit_gpu.linear.linearize`."""
 
-    scale: torch.Tensor  # (n,) D
     direct: bool  # one factorisation serves every right-hand side; else each solve is an iteration
     accelerates: bool  # whether another right-hand side is worth its price for a better step
+    has_gradient: bool  # whether Jᵀr is at hand, or costs a pass over the data
     residual_norm: float  # ‖r‖
     condition_limit: float  # the largest condition number that the solver can tell from infinity
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """D, shape (n,)."""
+        ...
 
     @property
     def gradient(self) -> torch.Tensor:
@@ -186,15 +191,19 @@ def reduce_with(jacobian: Jacobian, backend: Backend, leaf: str) -> torch.Tensor
         return jacobian.reduce(reduced, joined if leaf == "triangle" else torch.add)
 
 
-def secular_step(lin: Linearization, radius: float, guess: float, smooth: bool = True) -> Step:
+def secular_step(
+    lin: Linearization, radius: float, guess: float, smooth: bool = True, force: float | None = None
+) -> Step:
     r"""Return the step whose λ solves :math:`\|D p(\lambda)\| = \Delta` within 10 %.
 
     The least λ when p is shorter there. Newton's method on :math:`1/\|D p\|`, safeguarded (Nocedal and Wright, 2nd
     ed., algorithm 4.3; Moré (1978), section 5, doi:10.1007/BFb0067700). Where ‖D p‖ has kinks (not `smooth`) a Newton
-    step from the left may pass the root and bounds nothing; the bracket then starts at the least λ.
+    step from the left may pass the root and bounds nothing; the bracket then starts at the least λ. `force` is ‖D⁻¹g‖,
+    where the solver knows it.
     """
     least = lin.least_damping
-    force = float(torch.linalg.vector_norm(lin.gradient / lin.scale))
+    if force is None:
+        force = float(torch.linalg.vector_norm(lin.gradient / lin.scale))
     if force == 0:  # no λ moves anything
         return lin.solve(max(least, 1.0))
     norm, slope = lin.scaled_norm(least)

@@ -50,7 +50,7 @@ class BoundedLinearization:
     def __init__(self, inner: FullLinearization, below: torch.Tensor, above: torch.Tensor) -> None:
         self._inner, self._below, self._above = inner, below, above
         self.scale, self.column_norms, self.residual_norm = inner.scale, inner.column_norms, inner.residual_norm
-        self.direct, self.accelerates = inner.direct, inner.accelerates
+        self.direct, self.accelerates, self.has_gradient = inner.direct, inner.accelerates, inner.has_gradient
         self.condition_limit, self.finite = inner.condition_limit, inner.finite
         self._full = inner.gradient
         outward = ((below == 0) & (self._full > 0)) | ((above == 0) & (self._full < 0))

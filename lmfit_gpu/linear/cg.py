@@ -53,6 +53,7 @@ class CGLinearization:
     """
 
     direct = accelerates = False
+    has_gradient = True
     least_damping = 0.0
 
     def __init__(self, reduction: Reduction, scale: torch.Tensor, error: float = 0.0) -> None:

@@ -42,6 +42,7 @@ class CholeskyLinearization:
     """
 
     direct = accelerates = True
+    has_gradient = True
 
     def __init__(self, gram: torch.Tensor, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:
         self._gram, self._backend, self._error = gram, backend, error

@@ -47,6 +47,7 @@ class DualLinearization:
     """
 
     direct = True
+    has_gradient = True
     accelerates = False
 
     def __init__(self, columns: torch.Tensor, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:

@@ -45,6 +45,7 @@ class QRLinearization:
     """
 
     direct = accelerates = True
+    has_gradient = True
     least_damping = 0.0
 
     def __init__(self, triangle: torch.Tensor, backend: Backend, scale: torch.Tensor, error: float = 0.0) -> None:

@@ -1,0 +1,166 @@
+"""The network of a training loop on its devices, the same function at every evaluation of one step.
+
+In training mode a network is random (Dropout) or depends on the rows it sees (BatchNorm). A step compares costs and
+linearises, so within it everything is frozen:
+
+* random numbers start from a seed of the step and the block, at the Jacobian, the residuals and every trial alike;
+* BatchNorm takes the whole batch into its running statistics once, before the step, and uses those; what the loop
+  reports is therefore what the network in evaluation mode gives. At the very first batch they are that batch's.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lmfit_gpu.models import ModuleModel
+from lmfit_gpu.rows import each_tensor, tensors_of
+
+__all__ = ["Network", "called", "frozen_statistics", "random_numbers"]
+
+CPU_RANDOM = threading.Lock()  # torch has one generator for all threads of the CPU
+
+
+class Network(ModuleModel):
+    """A module as a function of its free parameters, in the mode it is in; x may be a tuple, list or dict of tensors.
+
+    A tuple or list is the positional arguments of the module, a dict its keyword arguments.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module, evaluates=False)
+
+    def __call__(self, theta: torch.Tensor, x: Any, y: Any = None) -> torch.Tensor:
+        """Return the module's output at theta, shape (rows, ...)."""
+        return called(self.module, self.split(theta), x)
+
+    def at(self, theta: torch.Tensor) -> Callable[..., torch.Tensor]:
+        """Return the module at theta as a callable of its inputs."""
+        parameters = self.split(theta)
+        return lambda *args, **kwargs: functional_call(self.module, parameters, args, kwargs)
+
+    def follow(self, source: torch.nn.Module) -> None:
+        """Take over the modes, buffers and fixed parameters of another copy of the module."""
+        mine = zip(self.module.modules(), source.modules(), strict=True)
+        for module, other in mine:
+            module.training = other.training
+        with torch.no_grad():
+            for part, other_part in zip(self.module.buffers(), source.buffers(), strict=True):
+                part.copy_(other_part)
+            for part, other_part in zip(self.module.parameters(), source.parameters(), strict=True):
+                if not other_part.requires_grad:
+                    part.copy_(other_part)
+
+
+def called(module: torch.nn.Module, parameters: dict[str, torch.Tensor], x: Any) -> torch.Tensor:
+    """Return the output of a module, a tensor with the rows in front."""
+    args, kwargs = ((), x) if isinstance(x, dict) else (tuple(x) if isinstance(x, (tuple, list)) else (x,), {})
+    outputs = functional_call(module, parameters, args, kwargs)
+    if not isinstance(outputs, torch.Tensor):
+        raise TypeError(
+            f"model: returned {type(outputs).__name__}; a tensor is expected, or a residual_fn(model, x, y)"
+        )
+    return outputs
+
+
+def _norms(module: torch.nn.Module) -> list[_BatchNorm]:
+    return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+
+
+@contextmanager
+def frozen_statistics(module: torch.nn.Module, x: Any) -> Iterator[None]:
+    """Take a batch into the running statistics of every BatchNorm in training mode, and hold them for a while.
+
+    Parameters
+    ----------
+    module : Module
+        Its modes are put back at the end.
+    x : tensor, or tuple, list or dict of tensors
+        The whole batch, on the device of the module. None: there is nothing to take in.
+    """
+    norms = _norms(module)
+    if norms and x is not None:
+        own = [norm.momentum for norm in norms]
+        for norm in norms:
+            if norm.num_batches_tracked is not None and int(norm.num_batches_tracked) == 0:
+                norm.momentum = 1.0  # nothing is known yet: torch's (0, 1) are no statistics
+        try:
+            with torch.no_grad():
+                called(module, {}, x)
+        finally:
+            for norm, momentum in zip(norms, own, strict=True):
+                norm.momentum = momentum
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
+@contextmanager
+def evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Hold modules in evaluation mode; every one of their parts goes back to its own mode."""
+    parts = [(part, part.training) for module in modules for part in module.modules()]
+    for part, _ in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in parts:
+            part.training = mode
+
+
+@contextmanager
+def random_numbers(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Let random numbers on a device start from a seed, and go on as before afterwards; None: do nothing."""
+    if seed is None:
+        yield
+        return
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[device.index or 0]
+        lock: Any = nullcontext()
+    else:
+        generator, lock = torch.default_generator, CPU_RANDOM
+    with lock:
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+
+
+def is_random(module: torch.nn.Module) -> bool:
+    """Return whether any part of a module is in training mode: it may then draw random numbers."""
+    return any(part.training for part in module.modules())
+
+
+def on_device(x: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return tensors on a device; those of real numbers in the arithmetic of the network, whole numbers as they are."""
+
+    def moved(part: torch.Tensor) -> torch.Tensor:
+        kind = dtype if part.is_floating_point() else part.dtype
+        return part.to(device=device, dtype=kind, non_blocking=True)
+
+    return each_tensor(moved, x)
+
+
+def n_rows_of(x: Any, name: str) -> int:
+    """Return the common number of rows of the tensors of x.
+
+    Raises
+    ------
+    ValueError
+        If there is no tensor, or their leading axes differ.
+    """
+    sizes = {part.shape[0] if part.ndim else None for part in tensors_of(x)}
+    if len(sizes) != 1 or None in sizes or not next(iter(sizes)):
+        shapes = [tuple(part.shape) for part in tensors_of(x)]
+        raise ValueError(f"{name}: got tensors of shapes {shapes}; the same number of rows, at least 1, is expected")
+    return int(next(iter(sizes)) or 0)
