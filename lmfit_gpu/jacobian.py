@@ -17,8 +17,9 @@ from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, vector_jaco
 from lmfit_gpu.box import nearly_on
 from lmfit_gpu.differences import Differences, start_differences
 from lmfit_gpu.factors import Factors, back, through
+from lmfit_gpu.layer_blocks import joined
 from lmfit_gpu.layer_route import Layers
-from lmfit_gpu.layer_rows import TensorRows, joined
+from lmfit_gpu.layer_rows import TensorRows
 from lmfit_gpu.problem import Block, Problem
 from lmfit_gpu.rows import PairwiseTree, leaf_slices
 from lmfit_gpu.user_jacobian import UserJacobian
