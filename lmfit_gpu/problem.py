@@ -75,9 +75,8 @@ class Problem(ABC):
         self.dtype = theta.dtype
         self.is_residual = model.is_residual
         self.differentiable = model.differentiable
-        self.names = model.names
         self.n_params = theta.numel()
-        self.bounds = checked(bounds, theta, model.names)
+        self.bounds = None if bounds is None else checked(bounds, theta, model.names)
         self._workers = Workers(len(self.devices)) if workers is None else workers
 
     @abstractmethod
@@ -132,6 +131,11 @@ class Problem(ABC):
     def n_observed(self) -> float:
         """Residuals counted with their frequencies: what the degrees of freedom start from."""
         return self.n_residuals
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the parameters; a million of them take seconds."""
+        return self.replicas[0].names
 
     @property
     def alphas(self) -> tuple[float, ...]:

@@ -422,8 +422,9 @@ for solver in {solvers}:
 
 @needs_cupynumeric
 def test_auto_is_cupynumeric_where_legate_is_configured_and_else_scipy():
-    fit = FIT.format(solvers=list(SOLVERS))
-    for solver, plain, legate in zip(SOLVERS, python(fit), python(fit, ONE_CPU), strict=True):
+    solvers = [solver for solver in SOLVERS if solver != "ghost"]  # for modules
+    fit = FIT.format(solvers=solvers)
+    for solver, plain, legate in zip(solvers, python(fit), python(fit, ONE_CPU), strict=True):
         plain, legate = plain.split(), legate.split()
         assert plain[:3] == ["scipy", solver, "False"]
         assert legate[:3] == ["cupynumeric", solver, "True"]

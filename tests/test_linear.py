@@ -762,7 +762,7 @@ def test_a_named_solver_is_itself(solver):
 
 @pytest.mark.parametrize("name", ["lu", "", "QR"])
 def test_choose_error(name):
-    allowed = "allowed are 'auto', 'qr', 'cholesky', 'dual', 'cg'"
+    allowed = "allowed are 'auto', 'qr', 'cholesky', 'dual', 'ghost', 'cg'"
     with pytest.raises(ValueError, match=f"solver: got '{name}'; {allowed}"):
         choose(name, 2, 2)
 

@@ -13,28 +13,9 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Point", "RowsJacobian", "TensorRows", "inverse", "one_per_tensor"]
+from lmfit_gpu.layer_rows import TensorRows
 
-
-class TensorRows(Protocol):
-    """The rows of J that belong to one parameter tensor, J_t (m, n_t)."""
-
-    @property
-    def size(self) -> int:
-        """n_t."""
-        ...
-
-    def gram(self) -> torch.Tensor:
-        """Return J_t J_tᵀ, shape (m, m), in the dtype of the model."""
-        ...
-
-    def transposed(self, u: torch.Tensor) -> torch.Tensor:
-        """Return J_tᵀ u, shape (n_t,)."""
-        ...
-
-    def along(self, v: torch.Tensor) -> torch.Tensor:
-        """Return J_t v, shape (m,)."""
-        ...
+__all__ = ["Point", "RowsJacobian", "inverse", "one_per_tensor"]
 
 
 class LinearizedRows(Protocol):

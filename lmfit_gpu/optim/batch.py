@@ -137,7 +137,7 @@ class BatchProblem(Problem):
         """What a mean is over: residuals, or the rows of a likelihood."""
         return sum(g.n_rows if g.residuals.form == "likelihood" else g.n_residuals for g in self.groups)
 
-    def loss(self, cost: float, theta: torch.Tensor) -> float:
+    def mean_loss(self, cost: float, theta: torch.Tensor) -> float:
         """Return the mean of squares, or of negative log-likelihoods, that belongs to a cost at theta."""
         cost -= self.penalty_of(theta)
         of_rows = all(group.residuals.form == "likelihood" for group in self.groups)

@@ -6,23 +6,21 @@ lowers the cost; the module then has the new parameters, or those it had if none
 .. math:: \frac1m \sum_i r_i(\theta)^2 + \alpha \|\theta_{weights}\|^2, \qquad
           \frac1N \sum_i \ell_i(\theta) + \tfrac12 \alpha \|\theta_{weights}\|^2
 
-for m residuals, or N rows of a likelihood. The damping, D and the radius are carried from batch to batch for each square
-root of a residual, so that batches of any size speak of the same thing.
+for m residuals, or N rows of a likelihood. The damping, D and the radius are carried from batch to batch for each
+square root of a residual, so that batches of any size speak of the same thing.
 
-**Other rows.** A step that fits its own batch may not fit the data. When the next batch has other rows, the cost of each
-of its rows is looked at before and after the last step: the mean fall and its standard error are an independent
-judgement. A rise that is more than chance undoes the step; else the gain ratio of those rows moves the radius, and their
-standard error over the mean is :attr:`LMA.noise`, by which a sampler may let batches grow (Byrd, Chin, Nocedal and Wu
-(2012), doi:10.1007/s10107-012-0572-5).
+**Other rows.** A step that fits its own batch may not fit the data. When the next batch has other rows, the cost of
+each of its rows is looked at before and after the last step: the mean fall and its standard error are an independent
+judgement. A rise that is more than chance undoes the step; else the gain ratio of those rows moves the radius, and
+their standard error over the mean is :attr:`LMA.noise`, by which a sampler may let batches grow (Byrd, Chin, Nocedal
+and Wu (2012), doi:10.1007/s10107-012-0572-5).
 
 The engine is that of :class:`lmfit_gpu.LMRegressor`; the interface is that of LeMA (cuPyLMA).
 """
 
 import copy
 import math
-import numbers
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,20 +29,27 @@ import torch
 from lmfit_gpu.backends import backend_name, get_backend
 from lmfit_gpu.blocks import Workers
 from lmfit_gpu.damping import updated_scale
-from lmfit_gpu.devices import resolve_devices
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
-from lmfit_gpu.linear import MOST_DENSE, SOLVERS, linearize
+from lmfit_gpu.linear import MOST_DENSE, GhostLinearization, Step, linearize
 from lmfit_gpu.messages import explained
+from lmfit_gpu.optim.arguments import (
+    check_dtype,
+    checked_number,
+    checked_solver,
+    checked_whole,
+    devices_of,
+    first_parameter,
+)
 from lmfit_gpu.optim.batch import BatchProblem, Randomness, batch_groups
-from lmfit_gpu.optim.memory import Last, Memory
+from lmfit_gpu.optim.judgement import SAME_ROWS, judged, shorter
+from lmfit_gpu.optim.memory import Last, Memory, fitting_scale, is_seen, references
 from lmfit_gpu.optim.network import Network, frozen_statistics, is_random, on_device
-from lmfit_gpu.optim.policies import Carried, checked_number, resolve_policy
+from lmfit_gpu.optim.policies import Carried, resolve_policy
 from lmfit_gpu.optim.residuals import ONLY, resolve_residuals
 from lmfit_gpu.optim.routes import derivatives_for
 from lmfit_gpu.result import IterationRecord, Status, Stop
-from lmfit_gpu.rows import tensors_of
 from lmfit_gpu.state import State
 from lmfit_gpu.termination import OF_NETWORKS, Tolerances, check, rounding_of_residual
 from lmfit_gpu.trial import Trial, attempted
@@ -53,9 +58,8 @@ __all__ = ["LMA"]
 
 DECAY = 0.9  # of D from batch to batch
 ATTEMPTS = 10  # trials of one step, as in LeMA
+NO_STEP = Step(torch.empty(0), 0.0, 0.0, 0.0, valid=False)
 NEAR = 1e-3  # relative fall of the cost in the last step below which stop tests are made
-SAME_ROWS = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative difference of the costs of the same rows in any order
-CHANCE = 1.0  # standard errors that a rise of the cost of other rows may be of
 QR_PARAMS = 1000
 
 
@@ -127,7 +131,8 @@ class LMA:
     >>> from lmfit_gpu import LMA, get_available_gpus
     >>> _ = torch.manual_seed(0)
     >>> devices = get_available_gpus()
-    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double().to(devices[0])
+    >>> layers = torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+    >>> model = torch.nn.Sequential(*layers).double().to(devices[0])
     >>> x = torch.linspace(-1, 1, 100, dtype=torch.float64)[:, None]
     >>> y = torch.sin(3 * x)
     >>> lma = LMA(model, devices, lambda a, b: a - b)
@@ -161,14 +166,17 @@ class LMA:
         attempts: int = ATTEMPTS,
         seed: int = 0,
     ) -> None:
-        own = _first_parameter(model)
-        _check_dtype(dtype, own.dtype)
+        own = first_parameter(model)
+        check_dtype(dtype, own.dtype)
         self.model = model
-        self.devices = _devices(devices, own.device)
+        self.devices = devices_of(devices, own.device)
         self._residuals = resolve_residuals(residual_fn, weights)
-        self._solver = _checked_solver(solver)
-        self._backend = backend
-        get_backend(backend_name(backend, self.devices[0]), self.devices[0])
+        self._solver = checked_solver(solver)
+        name = backend_name(backend, self.devices[0])
+        self._backend = (
+            "torch" if backend == "auto" and name == "scipy" else name
+        )  # the pools of two libraries would spin
+        get_backend(self._backend, self.devices[0])
         given = {"damping_start": damping_start, "damping_up": damping_up, "damping_down": damping_down}
         self._policy = resolve_policy(damping, scaling, given)
         self._share = checked_number(
@@ -183,12 +191,8 @@ class LMA:
         self._noise_aware = self._policy.attempts is None if noise_aware == "auto" else bool(noise_aware)
         self._decay = DECAY if decay == "auto" else checked_number("decay", decay, 0, 1, "a number > 0 and <= 1")
         self._attention = attention
-        if isinstance(attempts, bool) or not isinstance(attempts, numbers.Integral) or attempts < 1:
-            raise ValueError(f"attempts: got {attempts!r}; a whole number >= 1 is expected")
-        self._attempts = int(attempts)
-        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
-            raise ValueError(f"seed: got {seed!r}; a whole number >= 0 is expected")
-        self._seed = int(seed)
+        self._attempts = checked_whole("attempts", attempts, 1)
+        self._seed = checked_whole("seed", seed, 0)
         self._network = Network(model)
         self._replicas = [self._network]
         self._replicas += [Network(copy.deepcopy(model).to(device)) for device in self.devices[1:]]
@@ -259,10 +263,8 @@ class LMA:
         NonFiniteError
             If residuals or derivatives are not finite at the parameters that the module has.
         """
-        if slice_size is not None and (
-            isinstance(slice_size, bool) or not isinstance(slice_size, numbers.Integral) or slice_size < 1
-        ):
-            raise ValueError(f"slice_size: got {slice_size!r}; a whole number >= 1 or None is expected")
+        if slice_size is not None:
+            slice_size = checked_whole("slice_size", slice_size, 1)
         whole = set(self._residuals) == {ONLY} and self._residuals[ONLY].form != "network"
         batch = on_device(x, self.devices[0], self._network.dtype) if whole else None
         with frozen_statistics(self.model, batch):
@@ -283,7 +285,7 @@ class LMA:
             theta,
             devices=self.devices,
             workers=self._workers,
-            slice_size=None if slice_size is None else int(slice_size),
+            slice_size=slice_size,
             randomness=Randomness(seed),
         )
         if self._attention is not None:
@@ -307,10 +309,12 @@ class LMA:
         return "cholesky" if problem.n_params <= MOST_DENSE else "cg"
 
     def _stepped(self, problem: BatchProblem, theta: torch.Tensor, batch: Any) -> tuple[float, bool]:
-        memory, repeats = self._memory, _is(self._seen, batch)
-        self._seen = _references(batch)
+        memory, repeats = self._memory, is_seen(self._seen, batch)
+        self._seen = references(batch)
         if not repeats and memory.cost is not None and self._noise_aware:
-            theta, memory, repeats = self._judged(problem, theta)
+            judgement = judged(problem, theta, memory, self._policy)
+            theta, memory, repeats = judgement.theta, judgement.memory, judgement.same_rows
+            self.noise = self.noise if math.isnan(judgement.noise) else judgement.noise
         policy, scale = memory.in_units_of(problem.n_counted)
         state = self._linearized(problem, theta, scale, repeats)
         if memory.cost is not None and not repeats:
@@ -320,7 +324,11 @@ class LMA:
         stop = self._tested(problem, state, memory, repeats)
         trial, engine = None, self._engine(problem)
         if stop is None:
+            begun = state.policy
             state, trial, stop = self._tried(problem, state, engine, memory)
+            if trial is None and self._noise_aware and not repeats:
+                # one batch on which nothing succeeds must not leave the next ones without a step
+                state = replace(state, policy=shorter(self._policy, begun, NO_STEP))
         moved = state if trial is None else replace(state, theta=trial.theta, cost=trial.cost)
         if not torch.equal(moved.theta, self._network.theta):
             self._network.load(moved.theta)
@@ -328,7 +336,7 @@ class LMA:
         terminated = stop is not None and (repeats or memory.cost is None or memory.stopped)
         stop = None if stop is None else explained(stop, state.refusal, [])
         self.status, self.message = (None, "") if stop is None else (stop.status, stop.message)
-        return problem.loss(moved.cost, moved.theta), terminated
+        return problem.mean_loss(moved.cost, moved.theta), terminated
 
     def _engine(self, problem: BatchProblem) -> LevenbergMarquardt:
         return LevenbergMarquardt(
@@ -351,8 +359,8 @@ class LMA:
         if not (math.isfinite(cost) and full.finite):
             what = "derivatives" if math.isfinite(cost) else "residuals"
             raise NonFiniteError(f"step: the {what} of this batch are not finite at the parameters of the model")
-        norms = full.tensor_norms if solver == "ghost" else None
-        scale = _fitting(scale, full.column_norms if norms is None else norms, self._network.sizes)
+        norms = full.tensor_norms if isinstance(full, GhostLinearization) else None
+        scale = fitting_scale(scale, full.column_norms if norms is None else norms, self._network.sizes)
         scaling: Any = self._policy.scaling
         unit = problem.n_counted**0.5
         scale = updated_scale(scaling, full, scale, 1.0 if repeats else self._decay, norms)
@@ -395,8 +403,6 @@ class LMA:
         self, problem: BatchProblem, state: State, trial: Trial | None, memory: Memory, stop: Stop | None
     ) -> Memory:
         count, before = problem.n_counted, state.policy
-        if state.scale is None:
-            raise AssertionError
         kept = replace(memory, n_steps=memory.n_steps + 1, stopped=stop is not None)
         if trial is None:
             kept = replace(kept, cost=state.cost / count, fall=0.0, last=None, displacement=None)
@@ -424,106 +430,3 @@ class LMA:
             last=last,
             displacement=trial.theta - state.theta if self._momentum else None,
         )
-
-    def _judged(self, problem: BatchProblem, theta: torch.Tensor) -> tuple[torch.Tensor, Memory, bool]:
-        """Judge the last step on these rows; return where to go on from, what is remembered, and if they are the same."""
-        memory = self._memory
-        after = problem.row_costs(theta)
-        count = problem.n_counted
-        mean_cost = float(after.sum() + problem.penalty_of(theta)) / count
-        same = abs(mean_cost - (memory.cost or 0.0)) <= SAME_ROWS[problem.dtype] * (memory.cost or 0.0)
-        last = memory.last
-        if same or last is None:
-            return theta, memory, same
-        fall = problem.row_costs(last.theta) - after
-        total = float(fall.sum() + problem.penalty_of(last.theta) - problem.penalty_of(theta))
-        error = float(fall.std() * len(fall) ** 0.5) if len(fall) > 1 else math.inf
-        self.noise = error / abs(total) if total != 0 else math.inf
-        root = count**0.5
-        step = last.step(root)
-        policy, _ = replace(memory, policy=last.policy).in_units_of(count)
-        if total < -CHANCE * error:
-            policy = self._policy.reject(policy, step)
-            theta = last.theta
-        else:
-            ratio = total / step.predicted_reduction
-            policy = self._policy.accept(policy, step, min(ratio, last.gain_ratio))
-        scale = memory.in_units_of(count)[1]
-        assert scale is not None
-        memory = replace(memory.with_units_of(count, policy, scale), last=None, displacement=memory.displacement)
-        return theta, memory, False
-
-
-def _first_parameter(model: Any) -> torch.Tensor:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}; a torch.nn.Module is expected")
-    free = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not free:
-        raise ValueError("model: has no parameters to train (requires_grad is False for all)")
-    kinds = {(parameter.dtype, parameter.device) for parameter in free}
-    if len(kinds) > 1 or free[0].dtype not in SAME_ROWS:
-        given = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ValueError(f"model: its parameters are {given}; all float32 or all float64, on one device, are expected")
-    return free[0]
-
-
-def _check_dtype(dtype: Any, own: torch.dtype) -> None:
-    if dtype is None:
-        return
-    names = {str(dtype), getattr(dtype, "__name__", ""), getattr(dtype, "name", "")}
-    name = str(own).removeprefix("torch.")
-    if not names & {name, f"torch.{name}"}:
-        raise ValueError(
-            f"dtype: got {dtype!r}; the model computes in {name}, and J with it: model.to(dtype) changes it"
-        )
-
-
-def _devices(devices: Any, own: torch.device) -> tuple[torch.device, ...]:
-    listed = resolve_devices("auto" if devices is None else devices, own)
-    home = own if own.type != "cuda" else torch.device("cuda", own.index or 0)
-    if home not in listed:
-        raise ValueError(
-            f"model: is on {home}; devices has {[*map(str, listed)]}: model.to({str(listed[0])!r}) moves it"
-        )
-    first = listed.index(home)
-    return (listed[first], *listed[:first], *listed[first + 1 :])
-
-
-def _checked_solver(solver: Any) -> str:
-    if not isinstance(solver, str) or solver not in ("auto", *SOLVERS):
-        allowed = ", ".join(map(repr, ("auto", *SOLVERS)))
-        raise ValueError(
-            f"solver: got {solver!r}; allowed are {allowed} (the backend solves: LeMA's callable has no place)"
-        )
-    return solver
-
-
-def _fitting(scale: Any, norms: torch.Tensor, sizes: Sequence[int]) -> Any:
-    """Return D of the last batch as one number for each of `norms`: a tensor's is the root mean square of its columns."""
-    if scale is None or scale.d.numel() == norms.numel():
-        return scale
-    counts = torch.tensor(sizes, device=norms.device)
-    if scale.d.numel() == len(sizes):
-        return replace(
-            scale, d=scale.d.repeat_interleave(counts), placeholder=scale.placeholder.repeat_interleave(counts)
-        )
-    squares = torch.stack([(part**2).mean() for part in scale.d.split(list(sizes))])
-    placeholder = torch.stack([part.all() for part in scale.placeholder.split(list(sizes))])
-    return replace(scale, d=squares**0.5, placeholder=placeholder)
-
-
-def _references(batch: Any) -> list[tuple[Callable[[], Any], int]]:
-    """Return what the tensors of a batch are recognised by; they may be forgotten by the user."""
-    return [(weakref.ref(tensor), tensor._version) for tensor in tensors_of(batch)]
-
-
-def _is(seen: Any, batch: Any) -> bool:
-    """Return whether these are the tensors seen before, unchanged."""
-    tensors = tensors_of(batch)
-    return (
-        seen is not None
-        and len(seen) == len(tensors)
-        and all(
-            ref() is tensor and version == tensor._version for (ref, version), tensor in zip(seen, tensors, strict=True)
-        )
-    )

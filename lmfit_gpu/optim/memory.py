@@ -1,7 +1,8 @@
 """What a training loop remembers from one batch to the next, and how that is written down."""
 
 import dataclasses
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 
 from lmfit_gpu.damping import Lambda, Region, Scale, rescaled
 from lmfit_gpu.linear import Step
+from lmfit_gpu.rows import tensors_of
 
-__all__ = ["Last", "Memory"]
+__all__ = ["Last", "Memory", "fitting_scale", "is_seen", "references"]
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,11 @@ class Memory:
         scale = None if self.scale is None else Scale(self.scale.d * root, self.scale.placeholder)
         return rescaled(self.policy, root), scale
 
-    def with_units_of(self, n_counted: int, policy: Any, scale: Scale) -> "Memory":
+    def with_units_of(self, n_counted: int, policy: Any, scale: Scale | None) -> "Memory":
         """Return the memory with the state of the policy and D of a batch."""
         root = n_counted**0.5
-        return replace(self, policy=rescaled(policy, 1 / root), scale=Scale(scale.d / root, scale.placeholder))
+        scale = None if scale is None else Scale(scale.d / root, scale.placeholder)
+        return replace(self, policy=rescaled(policy, 1 / root), scale=scale)
 
     def written(self) -> dict[str, Any]:
         """Return plain numbers, strings, tensors, and dicts of them."""
@@ -110,6 +113,37 @@ class Memory:
             given = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(f"state_dict: memory holds {given}; {sorted(names)} is expected")
         return cls(**{name: _read(value, device) for name, value in state.items()})
+
+
+def fitting_scale(scale: Any, norms: torch.Tensor, sizes: Sequence[int]) -> Any:
+    """Return D of the last batch with one number for each of `norms`; for a tensor the root of its mean square."""
+    if scale is None or scale.d.numel() == norms.numel():
+        return scale
+    counts = torch.tensor(sizes, device=norms.device)
+    if scale.d.numel() == len(sizes):
+        return replace(
+            scale, d=scale.d.repeat_interleave(counts), placeholder=scale.placeholder.repeat_interleave(counts)
+        )
+    squares = torch.stack([(part**2).mean() for part in scale.d.split(list(sizes))])
+    placeholder = torch.stack([part.all() for part in scale.placeholder.split(list(sizes))])
+    return replace(scale, d=squares**0.5, placeholder=placeholder)
+
+
+def references(batch: Any) -> list[tuple[Callable[[], Any], int]]:
+    """Return what the tensors of a batch are recognised by, without keeping them."""
+    return [(weakref.ref(tensor), tensor._version) for tensor in tensors_of(batch)]
+
+
+def is_seen(seen: Any, batch: Any) -> bool:
+    """Return whether these are the tensors seen before, unchanged."""
+    tensors = tensors_of(batch)
+    return (
+        seen is not None
+        and len(seen) == len(tensors)
+        and all(
+            ref() is tensor and version == tensor._version for (ref, version), tensor in zip(seen, tensors, strict=True)
+        )
+    )
 
 
 CLASSES = {c.__name__: c for c in (Region, Lambda, Scale, Last)}

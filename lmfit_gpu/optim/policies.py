@@ -1,6 +1,5 @@
 """The damping of a training loop: from its arguments to a policy, and steps that are shortened or carry momentum."""
 
-import numbers
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,17 +8,9 @@ import torch
 from lmfit_gpu.damping import DampingPolicy, MarquardtDamping, TrustRegion, damping_policy
 from lmfit_gpu.linear import Linearization, Step
 
-__all__ = ["Carried", "checked_number", "resolve_policy"]
+__all__ = ["Carried", "resolve_policy"]
 
 LEMA = {"damping_start": "start_damping", "damping_up": "up", "damping_down": "down"}
-
-
-def checked_number(name: str, value: Any, low: float, high: float, expected: str) -> float:
-    """Return a number with low < value <= high, or raise ValueError."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not low < value <= high:
-        raise ValueError(f"{name}: got {value!r}; {expected} is expected")
-    return float(value)
 
 
 def resolve_policy(damping: Any, scaling: Any, given: dict[str, Any]) -> DampingPolicy:
