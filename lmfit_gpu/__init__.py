@@ -4,11 +4,11 @@ from importlib.metadata import version
 
 from lmfit_gpu.check_jacobian import check_jacobian
 from lmfit_gpu.curve_fit import curve_fit
-from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion
+from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, ProximalDamping, TrustRegion
 from lmfit_gpu.devices import get_available_gpus
 from lmfit_gpu.early_stopping import EarlyStopping
 from lmfit_gpu.estimator import LMRegressor
-from lmfit_gpu.optim import LMA, AdaptiveBatchSampler
+from lmfit_gpu.optim import LMA, AdaptiveBatchSampler, ResidualAttention
 
 __all__ = [
     "LMA",
@@ -17,6 +17,8 @@ __all__ = [
     "LMRegressor",
     "MarquardtDamping",
     "NielsenDamping",
+    "ProximalDamping",
+    "ResidualAttention",
     "TrustRegion",
     "check_jacobian",
     "curve_fit",

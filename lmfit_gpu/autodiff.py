@@ -1,4 +1,4 @@
-r"""Jacobian of one block of rows by automatic differentiation, by seven routes.
+r"""Jacobian of one block of rows by automatic differentiation, by eight routes.
 
 A *route* fills ``columns`` (n, c), the transposed Jacobian of c values with respect to n parameters, and
 returns the values (c,). Cost in passes through the model, for values of q outputs per row:
@@ -10,6 +10,9 @@ layerwise  outer products of layer inputs and output           1 forward,       
            gradients (:mod:`lmfit_gpu.layerwise`)              q backward        layers used once
 layers     the same for layers of other kinds                  1 forward,        independent rows, layers
            (:mod:`lmfit_gpu.layer_route`)                      q backward        that :mod:`~lmfit_gpu.layers` knows
+weight     sums of them over all products with a weight,       1 forward,        independent rows, weights
+uses       those in derivatives of the network included        q backward        in linear layers, few others
+           (:mod:`lmfit_gpu.weight_uses`)
 expanded   every row gets its own copy of each parameter; one  1 forward,        independent rows, a model
            backward pass gives all rows' gradients             q backward        that broadcasts
 rowwise    vmap over rows of the gradient of one row           1 forward,        independent rows, no
@@ -42,6 +45,7 @@ from lmfit_gpu.problem import Block, Problem
 from lmfit_gpu.row_check import nearby
 from lmfit_gpu.rows import each_tensor
 from lmfit_gpu.warning_filters import warnings_here
+from lmfit_gpu.weight_uses import WeightUses
 
 __all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
 
@@ -276,6 +280,9 @@ def _with_another(route: Route) -> Route:
         return Layerwise(functools.partial(choose_route, without=(Layerwise.name,)))
     if isinstance(route, Layers):
         return replace(route, otherwise=functools.partial(choose_route, without=(Layerwise.name, Layers.name)))
+    if isinstance(route, WeightUses):
+        without = (Layerwise.name, Layers.name, WeightUses.name)
+        return WeightUses(route.along, functools.partial(choose_route, without=without))
     return route
 
 
@@ -296,7 +303,7 @@ def _candidates(problem: Problem, theta: torch.Tensor, n_values: int) -> list[Ro
         by_layers: list[Route] = [Layers.choose(problem, theta)]
     except CALL_ERRORS:
         by_layers = []
-    return [Layerwise(), *by_layers, Rowwise(), *routes]
+    return [Layerwise(), *by_layers, WeightUses(jacobian_vector), Rowwise(), *routes]
 
 
 def _innermost(model: Callable) -> Callable:

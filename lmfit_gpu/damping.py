@@ -1,6 +1,6 @@
 r"""Globalisation: how far the linear model is trusted.
 
-Three policies with one interface; states are immutable.
+Four policies with one interface; states are immutable.
 
 ===================  =====================================================  =====================================
 policy               controls                                               source
@@ -8,6 +8,8 @@ policy               controls                                               sour
 TrustRegion          radius Δ of ‖D p‖; λ from the secular equation          Moré (1978), doi:10.1007/BFb0067700
 NielsenDamping       λ by a smooth function of the gain ratio               Nielsen, IMM-REP-1999-05 (1999)
 MarquardtDamping     λ times a factor up or down                            Marquardt (1963), doi:10.1137/0111030
+ProximalDamping      h = 1/λ, a time step of the gradient flow              Kelley and Keyes (1998),
+                                                                            doi:10.1137/S0036142996304796
 ===================  =====================================================  =====================================
 
 How a linearisation finds the step within a radius is its own affair: direct solvers by the secular equation
@@ -29,6 +31,7 @@ __all__ = [
     "DampingPolicy",
     "MarquardtDamping",
     "NielsenDamping",
+    "ProximalDamping",
     "Scale",
     "TrustRegion",
     "damping_policy",
@@ -235,6 +238,72 @@ class MarquardtDamping:
         return replace(state, damping=_bounded(state.damping * self.up))
 
 
+@dataclass(frozen=True)
+class ProximalDamping:
+    r"""Take implicit Euler steps, of length h, of the gradient flow :math:`D^2 \dot\theta = -\nabla\,\text{cost}`.
+
+    An implicit step is the proximal point :math:`\theta^+ = \arg\min\ \text{cost}(\theta) + \frac{1}{2h} \|D
+    (\theta - \theta_k)\|^2`, which is stable for any h where the flow is stiff, as that of a network in a differential
+    equation is. With r linearised at :math:`\theta_k` it is the damped step with λ = 1/h. As h grows, it goes over from
+    gradient descent to Gauss-Newton (pseudo-transient continuation).
+
+    In two things it is not :class:`MarquardtDamping`: D is the identity, so that the steps follow the path of steepest
+    descent in θ itself, not one in units of the columns of J; and h changes by how well a step was predicted, not by
+    whether it was accepted: one predicted neither well nor badly leaves it as it is.
+
+    The cost in the flow is ½‖r‖² for a fit; in :class:`lmfit_gpu.LMA` it is that divided by the number of residuals (of
+    rows of a likelihood), so that h means the same for every batch size.
+
+    Parameters
+    ----------
+    step_size : float, default 1.0
+        First h.
+    grow, shrink : float, default 3.0 and 0.3
+        Factors of h after a gain ratio above 0.75, and below 0.25 or a rejection.
+    scaling, accelerate
+        As in :class:`TrustRegion`; scaling="identity" is the flow of steepest descent.
+
+    References
+    ----------
+    Kelley and Keyes (1998), doi:10.1137/S0036142996304796: pseudo-transient continuation. Rockafellar (1976),
+    doi:10.1137/0314056: the proximal point algorithm. Li, Chen and Huang (2023), arXiv:2303.01767: implicit steps for
+    physics-informed networks.
+    """
+
+    step_size: float = 1.0
+    grow: float = 3.0
+    shrink: float = 0.3
+    scaling: Any = "identity"
+    accelerate: str | bool = False
+    attempts = None
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        if not (self.step_size > 0 and self.grow > 1 and 0 < self.shrink < 1):
+            raise ValueError(
+                f"ProximalDamping: got step_size={self.step_size!r}, grow={self.grow!r}, shrink={self.shrink!r}; "
+                "step_size > 0, grow > 1 and 0 < shrink < 1 are expected"
+            )
+
+    def start(self, lin: Linearization, theta: torch.Tensor) -> Lambda:
+        """Return the first 1/h."""
+        return Lambda(1 / self.step_size, 1 / self.shrink)
+
+    def propose(self, lin: Linearization, state: Lambda) -> tuple[Step, Lambda]:
+        """Return the proximal step of the linearised cost."""
+        return lin.solve(max(state.damping, lin.least_damping)), state
+
+    def accept(self, state: Lambda, step: Step, gain_ratio: float) -> Lambda:
+        """Lengthen h after a step that was predicted well, shorten it after one that was not."""
+        if gain_ratio < SHRINK_BELOW:
+            return self.reject(state, step)
+        return replace(state, damping=_bounded(state.damping / self.grow)) if gain_ratio > GROW_ABOVE else state
+
+    def reject(self, state: Lambda, step: Step) -> Lambda:
+        """Shorten h."""
+        return replace(state, damping=_bounded(state.damping / self.shrink))
+
+
 def _bounded(damping: float) -> float:
     return min(max(damping, DAMPING_RANGE[0]), DAMPING_RANGE[1])
 
@@ -244,6 +313,7 @@ POLICIES: dict[str, DampingPolicy] = {
     "nielsen": NielsenDamping(),
     "marquardt": MarquardtDamping(),
     "lema": MarquardtDamping(attempts=10, scaling="diagonal"),  # LeMA: 1e-3, ×0.1, ×10, ten attempts
+    "proximal": ProximalDamping(),
 }
 
 

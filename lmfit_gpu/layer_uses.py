@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lmfit_gpu.layer_rows import EmbeddingRows, ExplicitRows, Factor, OuterRows, PositionRows, TensorRows
+from lmfit_gpu.layer_positions import EmbeddingRows, PositionRows
+from lmfit_gpu.layer_rows import ExplicitRows, Factor, OuterRows, TensorRows
 
 __all__ = ["LayerUse", "holds", "observed"]
 

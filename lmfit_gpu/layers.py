@@ -21,8 +21,11 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import CheckpointError
 
-from lmfit_gpu.layer_rows import SummedRows, TensorRows, joined
+from lmfit_gpu.layer_blocks import joined
+from lmfit_gpu.layer_positions import summed
+from lmfit_gpu.layer_rows import TensorRows
 from lmfit_gpu.layer_uses import LayerUse, holds, observed
 
 __all__ = ["Captured", "TensorRows", "capture", "joined", "proven"]
@@ -94,13 +97,13 @@ class Captured:
         return list(zip(self._seen, deltas, strict=True))
 
     def _summed(self, found: list[dict[str, TensorRows]]) -> dict[str, TensorRows]:
-        """Return the rows by name: a tensor with several uses has the sum of theirs."""
+        """Return the rows by name, those of a tensor's uses together."""
         uses: dict[str, list[TensorRows]] = {name: [] for name in self._names}
         for each, rows in zip(self._seen, found, strict=True):
             for kind, name in each.names.items():
                 if name in uses:
                     uses[name].append(rows[kind])
-        return {name: rows[0] if len(rows) == 1 else SummedRows(tuple(rows)) for name, rows in uses.items()}
+        return {name: summed(rows) for name, rows in uses.items()}
 
     def _deltas(self, seeds: torch.Tensor | None) -> list[torch.Tensor]:
         """Return δ of every use, shape (n_rows, k, outputs of one row's uses, ...)."""
@@ -174,7 +177,10 @@ def proven(
     """
     held = {name: theta[name].detach() for name in names}
     captured = capture(module, names, lambda: values_of(held), n_rows)
-    found, sizes = captured.rows(), captured.sizes()
+    try:
+        found, sizes = captured.rows(), captured.sizes()
+    except CheckpointError:  # the forward pass that checkpointing repeats is another without the hooks
+        return ()
     leaves = {name: held[name].clone().requires_grad_() for name in found}
     with torch.enable_grad():
         values = values_of({**held, **leaves}).reshape(-1)
@@ -230,7 +236,8 @@ def _watched(
 
     def hook(layer: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], z: Any) -> torch.Tensor | None:
         x = inputs[0] if inputs else keywords["input"]
-        use = None if _is_traced(x) or _is_traced(z) else observed(layer, x)
+        dtype = getattr(layer, next(iter(wanted[layer]))).dtype
+        use = observed(layer, x) if _is_plain(x, dtype) and _is_plain(z, dtype) else None
         if use is None:
             seen.append(Seen(wanted[layer], None, 0, torch.zeros(()), None))
             return None
@@ -252,9 +259,10 @@ def _watched(
             handle.remove()
 
 
-def _is_traced(x: torch.Tensor) -> bool:
-    """Return whether x is inside vmap, jvp or grad: its rows and derivatives are not what the layer sees."""
-    return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
+def _is_plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether x is a tensor of numbers of the parameters' kind (or of tokens), outside vmap, jvp, autocast."""
+    traced = is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
+    return not traced and (x.dtype == dtype or not x.is_floating_point())
 
 
 def _has_rows(seen: Seen, n_rows: int) -> bool:

@@ -75,9 +75,8 @@ class Problem(ABC):
         self.dtype = theta.dtype
         self.is_residual = model.is_residual
         self.differentiable = model.differentiable
-        self.names = model.names
         self.n_params = theta.numel()
-        self.bounds = checked(bounds, theta, model.names)
+        self.bounds = None if bounds is None else checked(bounds, theta, model.names)
         self._workers = Workers(len(self.devices)) if workers is None else workers
 
     @abstractmethod
@@ -132,6 +131,11 @@ class Problem(ABC):
     def n_observed(self) -> float:
         """Residuals counted with their frequencies: what the degrees of freedom start from."""
         return self.n_residuals
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the parameters; a million of them take seconds."""
+        return self.replicas[0].names
 
     @property
     def alphas(self) -> tuple[float, ...]:
@@ -270,6 +274,14 @@ class LeastSquaresProblem(Problem):
         of_user = getattr(model, "order", None) == "residual"
         _check_weights(rows, self.n_residuals, self.per_row, self.coupled and of_user)
         self.chunk_rows = rows.n_samples if self.coupled else self._rows_per_block(chunk_rows)
+
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        """α of each tensor that is penalised, where the parameters are those of a module."""
+        network: Any = getattr(self.replicas[0], "model", self.replicas[0])
+        if self.penalty is None or not hasattr(network, "weight_tensors"):
+            return ()
+        return tuple(self.penalty.root**2 if is_weight else 0.0 for is_weight in network.weight_tensors)
 
     def row_blocks(self) -> list[slice]:
         """Return the slices of rows that are evaluated together."""

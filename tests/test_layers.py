@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, jacrev
+from torch.utils.checkpoint import checkpoint
 
-from lmfit_gpu import layer_rows
-from lmfit_gpu.layer_rows import EmbeddingRows, ExplicitRows, OuterRows, PositionRows, SummedRows
+from lmfit_gpu import layer_positions
+from lmfit_gpu.layer_positions import EmbeddingRows, PositionRows
+from lmfit_gpu.layer_rows import ExplicitRows, OuterRows, SummedRows
 from lmfit_gpu.layers import capture, joined, proven
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")  # torch's
@@ -119,6 +121,41 @@ class Twice(nn.Module):
         return self.out(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
 
 
+class Repeated(nn.Module):
+    """A wide layer used again and again: its rows are better not formed; and once at two positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(30, 30), nn.Linear(30, 2)
+
+    def forward(self, x):
+        z = x
+        for _ in range(2):
+            z = torch.sin(self.inner(z))
+        return self.out(torch.tanh(self.inner(torch.stack([x, z], 1))).sum(1))
+
+
+class ConvolvedTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv1d(4, 4, 3, groups=2)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(torch.tanh(self.inner(x)))).square().sum(2)
+
+
+class TiedLayers(nn.Module):
+    """One weight in two linear layers and the table of an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Embedding(3, 3)
+        self.second.weight = self.third.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x))) + self.third((x > 0).long()).sum(1).sin()
+
+
 class Tied(nn.Module):
     """The table of an embedding is the weight of the output layer."""
 
@@ -222,6 +259,9 @@ CASES = {
         images(),
     ),
     "used-twice": lambda: (Twice(), inputs(3)),
+    "used-three-times": lambda: (Repeated(), inputs(30)),
+    "tied-layers": lambda: (TiedLayers(), inputs(3)),
+    "convolution-used-twice": lambda: (ConvolvedTwice(), lines()),
     "tied": lambda: (Tied(), tokens(3)),
     "in-place": lambda: (InPlace(), inputs(3)),
 }
@@ -315,7 +355,8 @@ def test_weight_and_bias_share_their_gram_matrix_joined_or_not():
         ("conv2d-whole-input", "layer.weight", OuterRows),
         ("sequence", "inner.weight", PositionRows),
         ("embedding", "layer.weight", EmbeddingRows),
-        ("used-twice", "inner.weight", SummedRows),
+        ("used-twice", "inner.weight", PositionRows),
+        ("used-twice", "inner.bias", ExplicitRows),
         ("tied", "table.weight", SummedRows),
     ],
 )
@@ -325,10 +366,10 @@ def test_rows_are_kept_as_products(name, tensor, kind):
 
 @pytest.mark.parametrize("pairs", [True, False], ids=["by-pairs", "by-rows"])
 @pytest.mark.parametrize("chunk", [1, 100, 2**20])
-@pytest.mark.parametrize("name", ["sequence", "conv2d-groups", "conv2d-depthwise", "embedding"])
+@pytest.mark.parametrize("name", ["sequence", "conv2d-groups", "conv2d-depthwise", "embedding", "used-twice"])
 def test_every_way_to_the_gram_matrix_and_every_chunk_size(name, chunk, pairs, monkeypatch):
-    monkeypatch.setattr(layer_rows, "CHUNK", chunk)
-    monkeypatch.setattr(layer_rows, "_pairs_are_less", lambda *sizes: pairs)
+    monkeypatch.setattr(layer_positions, "CHUNK", chunk)
+    monkeypatch.setattr(layer_positions, "_pairs_are_less", lambda *sizes: pairs)
     problem = made(name)
     rows, J = problem.capture().rows(), problem.explicit()
     for tensor in rows:
@@ -336,7 +377,7 @@ def test_every_way_to_the_gram_matrix_and_every_chunk_size(name, chunk, pairs, m
 
 
 def test_the_price_decides_between_pairs_and_rows():
-    less = layer_rows._pairs_are_less
+    less = layer_positions._pairs_are_less
     assert less(512, 4, 700, 700, 700 * 700)
     assert not less(512, 100, 30, 30, 30 * 30)
 
@@ -350,6 +391,21 @@ def test_float32(name):
         assert rows[tensor].gram().dtype == torch.float32
         compare(rows[tensor], J[tensor], rtol=1e-4, atol=1e-4)
     assert problem.proven() == problem.names
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_waits_for_a_device(name):
+    """Tensors of device meta have no numbers that could be read; they keep shape, dtype and device."""
+    torch.manual_seed(1)
+    module, x = CASES[name]()
+    problem = Problem(module.to("meta"), x.to("meta"))
+    captured = problem.capture()
+    for found in captured.rows().values():
+        u, v = captured.values.reshape(-1), torch.empty(found.size, dtype=torch.float64, device="meta")
+        results = [found.squares(), found.gram(), found.transposed(u), found.along(v), found.columns()]
+        m, n = u.numel(), found.size
+        assert [tuple(result.shape) for result in results] == [(m,), (m, m), (n,), (m,), (n, m)]
+        assert all(result.device.type == "meta" for result in results)
 
 
 # ---- what is not by layers
@@ -416,6 +472,13 @@ class Unused(nn.Module):
         return self.out(F.linear(x, self.inner.weight, self.inner.bias))
 
 
+class Autocast(Unused):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            z = self.inner(x)
+        return self.out(z.to(x))
+
+
 class Sloped(nn.Module):
     """The network differentiated along its input by forward derivatives inside the module."""
 
@@ -425,6 +488,13 @@ class Sloped(nn.Module):
 
     def forward(self, x):
         return torch.func.jvp(lambda x: self.out(torch.tanh(self.inner(x))), (x,), (torch.ones_like(x),))[1]
+
+
+class OneByOne(Sloped):
+    """Rows one by one in the module, in a batch by vmap."""
+
+    def forward(self, x):
+        return torch.func.vmap(lambda x: self.out(torch.tanh(self.inner(x[None])))[0])(x)
 
 
 class SlopedByDuals(Sloped):
@@ -453,6 +523,7 @@ UNSUPPORTED = {
     "embedding-max-norm": (lambda: Flat(nn.Embedding(4, 3, max_norm=1.0)), tokens, (2,), ("layer.weight",)),
     # torch warns of its own torch.jit.script when forward mode is first used
     "jvp-inside": (Sloped, inputs, (3,), (*INNER, *OUT)),
+    "vmap-inside": (OneByOne, inputs, (3,), (*INNER, *OUT)),
     "dual-numbers-inside": (SlopedByDuals, inputs, (3,), (*INNER, *OUT)),
 }
 
@@ -471,6 +542,13 @@ def test_what_no_layer_accounts_for_is_named(name):
     J = problem.explicit() if rows else {}
     for tensor in rows:
         compare(rows[tensor], J[tensor], **TOL)
+
+
+def test_a_layer_in_another_dtype_is_unsupported():
+    problem = Problem(Autocast(), torch.randn(ROWS, 3), dtype=torch.float32)  # float64 is not cast
+    captured = problem.capture()
+    assert captured.unsupported == INNER
+    assert set(captured.rows()) == set(OUT)
 
 
 def test_modules_of_other_kinds_are_unsupported():
@@ -536,16 +614,39 @@ def test_the_probe_finds_what_layers_do_not_show(name, dtype):
     assert set(problem.proven()) == set(captured.rows()) - set(wrong)
 
 
+class Checkpointed(Unused):
+    """Layers that are run again in the backward pass, when nobody watches them."""
+
+    def forward(self, x):
+        return self.out(checkpoint(lambda x: torch.tanh(self.inner(x)).square(), x, use_reentrant=False))
+
+
+def test_checkpointed_layers_are_not_proven():
+    assert Problem(Checkpointed(), inputs(3)).proven() == ()
+
+
 def test_many_values_are_probed_by_combinations():
     assert Problem(mlp(20), inputs(3)).proven() == Problem(mlp(20), inputs(3)).names
     assert set(Problem(Both(), torch.randn(50, 3, dtype=torch.float64)).proven()) == {"inner.bias"}
 
 
+class Cancels(nn.Module):
+    """A part that is the same at all positions, before a normalisation over positions: no value depends on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.shift = nn.Conv1d(2, 3, 3, padding=1), nn.Conv1d(2, 3, 1)
+
+    def forward(self, x):
+        z = self.inner(x) + self.shift(x.mean(2, keepdim=True).expand_as(x))
+        z = (z - z.mean(2, keepdim=True)) / z.std(2, keepdim=True)
+        return torch.tanh(z).cumsum(2).sin().sum((1, 2))
+
+
 def test_terms_that_cancel_are_judged_by_their_size():
-    """A shift before a normalisation: its rows of J are 0 but for rounding, in both ways another rounding."""
-    module = nn.Sequential(nn.Conv1d(2, 3, 3), nn.InstanceNorm1d(3), nn.Tanh(), nn.Flatten(), nn.Linear(15, 1))
-    problem = Problem(module, inputs(2, 7))
-    assert problem.explicit()["0.bias"].abs().max() < 1e-14
+    """The rows of J are 0 but for rounding, by autograd and by layers another rounding."""
+    problem = Problem(Cancels(), inputs(2, 40))
+    assert problem.explicit()["shift.weight"].abs().max() < 1e-12
     assert problem.proven() == problem.names
 
 

@@ -301,7 +301,7 @@ class BatchProblem(Problem):
         return torch.cat(list(self.map_blocks(of_block)))
 
     def residuals_by_group(self, theta: torch.Tensor) -> list[torch.Tensor]:
-        """Return the residuals of each group without any weights, detached, on the first device."""
+        """Return the residuals of each group, (rows, k) or (c,), without any weights, detached, on the first device."""
         parts: list[list[torch.Tensor]] = [[] for _ in self.groups]
 
         def of_block(block: Block) -> tuple[int, torch.Tensor] | None:
@@ -314,7 +314,9 @@ class BatchProblem(Problem):
         for found in self.map_blocks(of_block):
             if found is not None:
                 parts[found[0]].append(found[1])
-        return [torch.cat(part) for part in parts]
+        whole = [torch.cat(part) for part in parts]
+        pairs = zip(whole, self.groups, strict=True)
+        return [r.reshape(group.n_rows, -1) if r.numel() % group.n_rows == 0 else r for r, group in pairs]
 
     @property
     def is_plain(self) -> bool:

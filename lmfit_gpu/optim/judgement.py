@@ -3,14 +3,28 @@
 With c_i the cost of row i before and after the step, the sum of the falls d_i over rows that the step was not made for
 is an unbiased estimate of what it has gained, with the standard error s_d √N. The model of the batch and the batch
 itself are not: a step that fits few rows exactly gains on them whatever it does to others.
+
+With ρ the fall over the one that was predicted for the step's own rows, and σ its standard error:
+
+==================  ===================================================  ====================================
+fall < −s_d √N      worse by more than chance                            undone, and the next step is shorter
+ρ + 2σ < 1/4        far less than predicted, by more than chance         the next step is shorter
+ρ > 3/4             as predicted                                         as its own rows say: it may be longer
+else                nothing is certain                                   as long as it was
+==================  ===================================================  ====================================
+
+Where there are more parameters than residuals ρ stays below 1 however short the step, so the rule of one batch (shorter
+below 1/4, whatever the chance) would end with no step at all.
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from lmfit_gpu.damping import DampingPolicy
+from lmfit_gpu.damping import GROW_ABOVE, SHRINK_BELOW, DampingPolicy, rescaled
+from lmfit_gpu.linear import Step
 from lmfit_gpu.optim.batch import BatchProblem
 from lmfit_gpu.optim.memory import Memory
 
@@ -18,6 +32,8 @@ __all__ = ["SAME_ROWS", "Judgement", "judged"]
 
 SAME_ROWS = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative difference of the costs of the same rows in any order
 CHANCE = 1.0  # standard errors that a rise of the cost may be of
+SURE = 2.0  # standard errors that make a gain ratio certain
+HALF = 0.5  # of the radius; noise decides often, so it is not MINPACK's fraction
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,12 @@ class Judgement:
     memory: Memory
     same_rows: bool
     noise: float = float("nan")
+
+
+def shorter(policy: DampingPolicy, state: Any, step: Step) -> Any:
+    """Return the state of a policy for a shorter step: half the radius, or one more factor on λ."""
+    changed = rescaled(state, HALF)
+    return policy.reject(state, step) if changed is state else changed
 
 
 def judged(problem: BatchProblem, theta: torch.Tensor, memory: Memory, policy: DampingPolicy) -> Judgement:
@@ -62,10 +84,11 @@ def judged(problem: BatchProblem, theta: torch.Tensor, memory: Memory, policy: D
     step = last.step(count**0.5)
     before, scale = replace(memory, policy=last.policy).in_units_of(count)
     failed = fall < -CHANCE * error
-    if failed:
-        state = policy.reject(before, step)
+    ratio, deviation = fall / step.predicted_reduction, error / step.predicted_reduction
+    if failed or ratio + SURE * deviation < SHRINK_BELOW:
+        state = shorter(policy, before, step)
     else:
-        state = policy.accept(before, step, min(fall / step.predicted_reduction, last.gain_ratio))
+        state = policy.accept(before, step, last.gain_ratio) if ratio > GROW_ABOVE else before
     memory = replace(memory.with_units_of(count, state, scale), last=None)
     noise = error / abs(fall) if fall != 0 else math.inf
     return Judgement(last.theta if failed else theta, memory, False, noise)

@@ -32,7 +32,7 @@ from lmfit_gpu.damping import updated_scale
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
-from lmfit_gpu.linear import MOST_DENSE, GhostLinearization, linearize
+from lmfit_gpu.linear import MOST_DENSE, GhostLinearization, Step, linearize
 from lmfit_gpu.messages import explained
 from lmfit_gpu.optim.arguments import (
     check_dtype,
@@ -43,7 +43,7 @@ from lmfit_gpu.optim.arguments import (
     first_parameter,
 )
 from lmfit_gpu.optim.batch import BatchProblem, Randomness, batch_groups
-from lmfit_gpu.optim.judgement import SAME_ROWS, judged
+from lmfit_gpu.optim.judgement import SAME_ROWS, judged, shorter
 from lmfit_gpu.optim.memory import Last, Memory, fitting_scale, is_seen, references
 from lmfit_gpu.optim.network import Network, frozen_statistics, is_random, on_device
 from lmfit_gpu.optim.policies import Carried, resolve_policy
@@ -58,6 +58,7 @@ __all__ = ["LMA"]
 
 DECAY = 0.9  # of D from batch to batch
 ATTEMPTS = 10  # trials of one step, as in LeMA
+NO_STEP = Step(torch.empty(0), 0.0, 0.0, 0.0, valid=False)
 NEAR = 1e-3  # relative fall of the cost in the last step below which stop tests are made
 QR_PARAMS = 1000
 
@@ -171,8 +172,11 @@ class LMA:
         self.devices = devices_of(devices, own.device)
         self._residuals = resolve_residuals(residual_fn, weights)
         self._solver = checked_solver(solver)
-        self._backend = backend
-        get_backend(backend_name(backend, self.devices[0]), self.devices[0])
+        name = backend_name(backend, self.devices[0])
+        self._backend = (
+            "torch" if backend == "auto" and name == "scipy" else name
+        )  # the pools of two libraries would spin
+        get_backend(self._backend, self.devices[0])
         given = {"damping_start": damping_start, "damping_up": damping_up, "damping_down": damping_down}
         self._policy = resolve_policy(damping, scaling, given)
         self._share = checked_number(
@@ -305,7 +309,7 @@ class LMA:
         return "cholesky" if problem.n_params <= MOST_DENSE else "cg"
 
     def _stepped(self, problem: BatchProblem, theta: torch.Tensor, batch: Any) -> tuple[float, bool]:
-        memory, repeats = self._memory, is_seen(self._seen, batch)
+        memory, repeats = self._memory, self._attention is not None or is_seen(self._seen, batch)
         self._seen = references(batch)
         if not repeats and memory.cost is not None and self._noise_aware:
             judgement = judged(problem, theta, memory, self._policy)
@@ -320,7 +324,11 @@ class LMA:
         stop = self._tested(problem, state, memory, repeats)
         trial, engine = None, self._engine(problem)
         if stop is None:
+            begun = state.policy
             state, trial, stop = self._tried(problem, state, engine, memory)
+            if trial is None and self._noise_aware and not repeats:
+                # one batch on which nothing succeeds must not leave the next ones without a step
+                state = replace(state, policy=shorter(self._policy, begun, NO_STEP))
         moved = state if trial is None else replace(state, theta=trial.theta, cost=trial.cost)
         if not torch.equal(moved.theta, self._network.theta):
             self._network.load(moved.theta)

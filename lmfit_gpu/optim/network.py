@@ -38,10 +38,10 @@ class Network(ModuleModel):
         """Return the module's output at theta, shape (rows, ...)."""
         return called(self.module, self.split(theta), x)
 
-    def at(self, theta: torch.Tensor) -> Callable[..., torch.Tensor]:
-        """Return the module at theta as a callable of its inputs."""
-        parameters = self.split(theta)
-        return lambda *args, **kwargs: functional_call(self.module, parameters, args, kwargs)
+    def evaluated(self, theta: torch.Tensor, function: Callable[[torch.nn.Module], torch.Tensor]) -> torch.Tensor:
+        """Return function(module), where the module has the parameters theta meanwhile: all of it can be used."""
+        parameters = {f"module.{name}": part for name, part in self.split(theta).items()}
+        return functional_call(_Holder(self.module), parameters, (function,))
 
     def follow(self, source: torch.nn.Module) -> None:
         """Take over the modes, buffers and fixed parameters of another copy of the module."""
@@ -54,6 +54,18 @@ class Network(ModuleModel):
             for part, other_part in zip(self.module.parameters(), source.parameters(), strict=True):
                 if not other_part.requires_grad:
                     part.copy_(other_part)
+
+
+class _Holder(torch.nn.Module):
+    """Calls a function of a module, so that torch's functional_call can give the module other parameters."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[torch.nn.Module], torch.Tensor]) -> torch.Tensor:
+        """Return function(module)."""
+        return function(self.module)
 
 
 def called(module: torch.nn.Module, parameters: dict[str, torch.Tensor], x: Any) -> torch.Tensor:

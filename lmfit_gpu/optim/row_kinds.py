@@ -52,7 +52,7 @@ def residuals_of_network(residuals: Residuals, network: Network, theta: torch.Te
     tracked = torch.is_grad_enabled()
     with torch.enable_grad():
         x = each_tensor(lambda tensor: tensor.detach(), block.x)  # the function may write requires_grad
-        r = residuals.of_network(network.at(theta), x, block.y, block.n_rows).reshape(-1)
+        r = network.evaluated(theta, lambda module: residuals.of_network(module, x, block.y, block.n_rows)).reshape(-1)
     return r if tracked else r.detach()
 
 

@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from scipy.optimize import Bounds
 
-from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, TrustRegion
+from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, ProximalDamping, TrustRegion
 from lmfit_gpu.early_stopping import EarlyStopping
 
 __all__ = ["NotDataError", "decoded", "encoded"]
 
-KINDS: tuple[Any, ...] = (TrustRegion, NielsenDamping, MarquardtDamping, EarlyStopping)
+KINDS: tuple[Any, ...] = (TrustRegion, NielsenDamping, MarquardtDamping, ProximalDamping, EarlyStopping)
 OBJECTS = {kind.__name__: kind for kind in KINDS}
 DTYPES = {"float64": torch.float64, "float32": torch.float32}  # that ``dtype`` may be
 NUMBERS = "fiub"  # kinds of NumPy dtype that torch has too
