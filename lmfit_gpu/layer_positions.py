@@ -106,7 +106,10 @@ class PositionRows:
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingRows:
-    """The table of an embedding: J_i is Σ_t of δ_it in the line of the token at t, a one-hot vector for a."""
+    """The table of an embedding: J_i is Σ_t of δ_it in the line of the token at t, a one-hot vector for a.
+
+    On a GPU equal tokens are summed in no fixed order, unless torch is told to be deterministic.
+    """
 
     delta: torch.Tensor  # (rows, k, T, d)
     tokens: torch.Tensor  # (rows, T), whole numbers
