@@ -190,8 +190,8 @@ NETWORKS = ["network", "network-two-outputs", "network-residual-of"]
 
 
 @pytest.mark.parametrize("name", ["theta", *(name for name in MODULES if name not in NETWORKS)])
-def test_modules_and_matrix_products_go_row_by_row(name):
-    assert chosen(*case(name)) == "rowwise"
+def test_layers_of_other_kinds_go_by_layers_and_the_rest_row_by_row(name):
+    assert chosen(*case(name)) == ("layers" if name in ("conv", "embedding") else "rowwise")
 
 
 @pytest.mark.parametrize("name", NETWORKS)

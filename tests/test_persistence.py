@@ -19,7 +19,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from test_pickling import FITTED, X, Y, decay, fit, loaded, net, on_cuda, predict_fn, residual, torch_decay
 
-from lmfit_gpu import EarlyStopping, LMRegressor, MarquardtDamping, NielsenDamping, TrustRegion
+from lmfit_gpu import EarlyStopping, LMRegressor, MarquardtDamping, NielsenDamping, ProximalDamping, TrustRegion
 from lmfit_gpu.curve_fit import CurveRegressor
 from lmfit_gpu.persistence import container
 from lmfit_gpu.persistence.encoding import NotDataError, decoded, encoded
@@ -615,7 +615,13 @@ VALUES = {
     "complex tensors": [torch.full((2,), 1 + 2j, dtype=torch.complex128), torch.tensor(1j).conj()],
     "devices": [torch.device("cuda", 1), torch.device("cpu")],
     "dtypes": [torch.float32, torch.float64, np.float32, np.dtype("float64")],
-    "policies": [TrustRegion(grow=2.0), NielsenDamping(), MarquardtDamping(attempts=10), EarlyStopping(patience=3)],
+    "policies": [
+        TrustRegion(grow=2.0),
+        NielsenDamping(),
+        MarquardtDamping(attempts=10),
+        ProximalDamping(step_size=0.5),
+        EarlyStopping(patience=3),
+    ],
     "scaling": TrustRegion(scaling=np.array([1.0, 2.0])),
 }  # fmt: skip
 

@@ -99,6 +99,17 @@ def test_a_proximal_step_does_not_depend_on_the_number_of_rows():
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-12)
 
 
+def test_two_devices_and_slices_make_the_same_step():
+    ends = []
+    for devices, slice_size in (("cpu", None), (["cpu", "cpu"], 7)):
+        net = network()
+        lma = LMA(net, devices, {"inside": by_autograd, "ends": at_ends}, weights=WEIGHTS)
+        for _ in range(3):
+            lma.step(X, Y, slice_size=slice_size)
+        ends.append(vector(net))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-8, atol=1e-10)
+
+
 def test_attention_multiplies_the_residuals_of_rows():
     net = network()
     start, found = vector(net), residuals_and_jacobian(net)

@@ -101,7 +101,7 @@ def by_uses(module, x):
     model = ModuleModel(module)
     problem = LeastSquaresProblem(model, ArrayRows(x, None), model.theta)
     block = problem.read(0, slice(0, len(x)), 0)
-    columns = torch.full((problem.n_params, problem.n_residuals), torch.nan, dtype=torch.float64)
+    columns = torch.full((problem.n_params, problem.n_residuals), torch.nan, dtype=x.dtype)
     values = WeightUses(jacobian_vector)(problem, model.theta, block, columns)
     return columns.T, values
 
@@ -176,6 +176,14 @@ def test_it_is_the_route_of_residuals_that_differentiate(laplacian):
     model = ModuleModel(Residual(laplacian, network(2, 6, 5, 1)))
     problem = LeastSquaresProblem(model, ArrayRows(X, None), model.theta)
     assert choose_route(problem, model.theta).name == "weight uses"
+
+
+def test_in_float32():
+    module = Residual(laplacian_by_autograd, network(2, 8, 7, 1))
+    expected = by_reverse_mode(module, X)
+    J, values = by_uses(module.float(), X.float())
+    assert J.dtype == values.dtype == torch.float32
+    torch.testing.assert_close(J.double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 class WeightElsewhere(torch.nn.Module):
