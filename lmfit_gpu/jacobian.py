@@ -18,7 +18,7 @@ from lmfit_gpu.box import nearly_on
 from lmfit_gpu.differences import Differences, start_differences
 from lmfit_gpu.factors import Factors, back, through
 from lmfit_gpu.layer_blocks import joined
-from lmfit_gpu.layer_route import Layers
+from lmfit_gpu.layer_route import ONLY_MODULES, Layers
 from lmfit_gpu.layer_rows import TensorRows
 from lmfit_gpu.problem import Block, Problem
 from lmfit_gpu.rows import PairwiseTree, leaf_slices
@@ -53,6 +53,19 @@ class Derivatives:
     route: Route | Differences | UserJacobian
     finer: Differences | None = None
     is_renewed: bool = False
+
+    @classmethod
+    def by_tensor(cls, problem: Problem, theta: torch.Tensor) -> "Derivatives":
+        """Return those of a solver that takes the rows of J tensor by tensor.
+
+        Raises
+        ------
+        ValueError
+            If the model is not a module of independent rows, or there are bounds.
+        """
+        if problem.bounds is not None:
+            raise ValueError(ONLY_MODULES)
+        return cls(problem, Layers.choose(problem, theta))
 
     @classmethod
     def choose(cls, problem: Problem, jac: str | Callable[..., Any], theta: torch.Tensor) -> "Derivatives":
@@ -258,7 +271,7 @@ class Jacobian:
         self._count_pass()
         route = self.derivatives.route
         if not isinstance(route, Layers):
-            raise ValueError("solver='ghost': only for a torch module of independent rows")
+            raise ValueError(ONLY_MODULES)
 
         def of_block(block: Block) -> tuple[torch.Tensor, dict[str, TensorRows]] | None:
             if block.penalty is not None:

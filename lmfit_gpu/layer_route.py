@@ -15,18 +15,20 @@ from lmfit_gpu.blocks import Block
 from lmfit_gpu.factors import Factors, through
 from lmfit_gpu.layer_rows import ExplicitRows, Factor, TensorRows
 from lmfit_gpu.layers import capture, proven
-from lmfit_gpu.models import CALL_ERRORS, ModuleModel
+from lmfit_gpu.models import CALL_ERRORS, ModuleModel, ResidualOf
 from lmfit_gpu.problem import Problem
+from lmfit_gpu.row_check import nearby
 from lmfit_gpu.rows import each_tensor
 
 __all__ = ["Layers", "module_of"]
 
 PROVEN_ROWS = 8
+ONLY_MODULES = "solver='ghost': only for a torch module of independent rows, without bounds, fixed or tied parameters"
 
 
 def module_of(model: Any) -> ModuleModel | None:
-    """Return the module within a model, or None."""
-    while hasattr(model, "model"):
+    """Return the module whose free parameters theta is, or None: fixed and tied parameters stand between."""
+    if isinstance(model, ResidualOf):
         model = model.model
     return model if isinstance(model, ModuleModel) else None
 
@@ -62,15 +64,16 @@ class Layers:
         """
         model = module_of(problem.replicas[0])
         if model is None or problem.coupled:
-            raise ValueError("layers: only for a module of independent rows")
+            raise ValueError(ONLY_MODULES)
         block = problem.probe(PROVEN_ROWS)
-        held = {name: part.detach() for name, part in model.split(theta).items()}
+        names = tuple(model.slices)
 
         def values_of(parts: dict[str, torch.Tensor]) -> torch.Tensor:
-            return problem.values(torch.cat([parts[name].reshape(-1) for name in held]), block)
+            return problem.values(torch.cat([parts[name].reshape(-1) for name in names]), block)
 
-        found = proven(model.module, tuple(held), values_of, held, block.n_rows)
-        return cls(frozenset(found), otherwise)
+        points = [model.split(point.detach()) for point in (theta, nearby(theta))]  # a zero may switch a use off
+        found = [frozenset(proven(model.module, names, values_of, point, block.n_rows)) for point in points]
+        return cls(found[0] & found[1], otherwise)
 
     def passes(self, n_params: int) -> int:
         """Return the number of forward evaluations."""
@@ -88,7 +91,7 @@ class Layers:
             return self._other[0](problem, theta, block, columns)
         model = module_of(block.model)
         if model is None:
-            raise ValueError("layers: only for a module")
+            raise ValueError(ONLY_MODULES)
         captured = capture(
             model.module, tuple(model.slices), lambda: problem.values(theta.detach(), block), block.n_rows
         )
@@ -108,10 +111,11 @@ class Layers:
         """Return r̃ (e,) of a block, the rows of J̃ of every tensor by name, and the values (c,)."""
         model = module_of(block.model)
         if model is None:
-            raise ValueError("layers: only for a module")
+            raise ValueError(ONLY_MODULES)
         names = tuple(model.slices)
         theta = theta.detach()
-        captured = capture(model.module, names, lambda: problem.values(theta, block), block.n_rows)
+        by_layers = [name for name in names if name in self.by_layers]
+        captured = capture(model.module, by_layers, lambda: problem.values(theta, block), block.n_rows)
         r, factors = problem.surrogate(block, captured.values.reshape(-1))
         lost = [name for name in names if name in captured.unsupported or name not in self.by_layers]
         rows = {} if len(lost) == len(names) else captured.rows(_seeds(factors, block.n_rows, theta.dtype))

@@ -108,7 +108,10 @@ class LevenbergMarquardt:
         cost = problem.cost(theta)
         if not np.isfinite(cost):
             raise NonFiniteError(residuals_not_finite(problem, theta))
-        derivatives = Derivatives.choose(problem, self.jac, theta)
+        if self._solver(problem) == "ghost":
+            derivatives = Derivatives.by_tensor(problem, theta)
+        else:
+            derivatives = Derivatives.choose(problem, self.jac, theta)
         state = self.linearized(problem, theta, cost, derivatives, None)
         if not state.lin.finite:
             raise NonFiniteError(derivative_not_finite(problem, state.jacobian))

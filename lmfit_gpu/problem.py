@@ -275,6 +275,14 @@ class LeastSquaresProblem(Problem):
         _check_weights(rows, self.n_residuals, self.per_row, self.coupled and of_user)
         self.chunk_rows = rows.n_samples if self.coupled else self._rows_per_block(chunk_rows)
 
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        """α of each tensor that is penalised, where the parameters are those of a module."""
+        network: Any = getattr(self.replicas[0], "model", self.replicas[0])
+        if self.penalty is None or not hasattr(network, "weight_tensors"):
+            return ()
+        return tuple(self.penalty.root**2 if is_weight else 0.0 for is_weight in network.weight_tensors)
+
     def row_blocks(self) -> list[slice]:
         """Return the slices of rows that are evaluated together."""
         return chunk_slices(self.rows.n_samples, self.chunk_rows)

@@ -247,7 +247,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=JACOBIANS,
         help="fit in one way only, with this jac (default auto: autograd in torch, differences in numpy)",
     )
-    parser.add_argument("--solver", choices=("auto", *SOLVERS), default="auto", help="default: %(default)s")
+    parser.add_argument(
+        "--solver",
+        choices=("auto", *(name for name in SOLVERS if name != "ghost")),
+        default="auto",
+        help="default: %(default)s",
+    )
     parser.add_argument("--backend", choices=("auto", *BACKENDS), default="auto", help="default: %(default)s")
     parser.add_argument(
         "--problems",

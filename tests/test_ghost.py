@@ -434,3 +434,22 @@ def test_a_jacobian_is_reduced_by_its_rows():
     close(lin.solve(0.1).p, case.step(0.1))
     assert lin.direct and not lin.accelerates
     assert SOLVERS["ghost"].room(100, 10**6) == 40 * 100**2
+
+
+def at_minimum(theta, alphas):
+    """Return a case whose penalised cost is least at θ: Jᵀr = −Aθ, with r = J⁺ᵀ(−Aθ) for square J."""
+    n = sum(SIZES)
+    case = Case(seed=21, m=n, alphas=alphas, theta=theta)
+    case.r = np.linalg.solve(case.J.T, -case.A * theta)
+    return case
+
+
+@pytest.mark.parametrize("damping", [1e-3, 1.0, 1e6])
+def test_near_the_minimum_the_reduction_is_known_to_the_rounding_of_the_cost_and_not_negative(damping):
+    theta = np.random.default_rng(22).standard_normal(sum(SIZES))
+    for seed in range(10):
+        case = at_minimum(theta, ALPHAS["all"])
+        case.r = case.r + 1e-9 * np.random.default_rng(seed).standard_normal(len(case.r))
+        step = case.lin().solve(damping)
+        assert step.predicted_reduction > 0
+        assert abs(step.predicted_reduction - case.gain(case.step(damping))) <= 1e-12 * case.cost(np.zeros(case.n))

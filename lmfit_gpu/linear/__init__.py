@@ -90,8 +90,9 @@ def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> FullLineariz
     BackendUnavailableError
         If the backend has no room for the matrices of the solver, before anything is computed.
     """
-    m, n = jacobian.problem.n_equations, jacobian.problem.n_params
+    problem = jacobian.problem  # ghost has no equations for the penalty
+    m, n = problem.n_residuals if solver == "ghost" else problem.n_equations, problem.n_params
     purpose = f"solver={solver!r} with {m} residuals and {n} parameters"
-    faces = 1 if jacobian.problem.bounds is None else 3  # a step within bounds keeps two faces besides
+    faces = 1 if problem.bounds is None else 3  # a step within bounds keeps two faces besides
     backend.reserve(faces * SOLVERS[solver].room(m, n), purpose)
     return SOLVERS[solver].reduce(jacobian, backend)

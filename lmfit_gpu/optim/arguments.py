@@ -57,9 +57,7 @@ def check_dtype(dtype: Any, own: torch.dtype) -> None:
     names = {str(dtype), getattr(dtype, "__name__", ""), getattr(dtype, "name", "")}
     name = str(own).removeprefix("torch.")
     if not names & {name, f"torch.{name}"}:
-        raise ValueError(
-            f"dtype: got {dtype!r}; the model computes in {name}, and J with it: model.to(dtype) changes it"
-        )
+        raise ValueError(f"dtype: got {dtype!r}; the model, and J with it, is in {name}: model.to(dtype) changes it")
 
 
 def devices_of(devices: Any, own: torch.device) -> tuple[torch.device, ...]:
@@ -78,7 +76,5 @@ def checked_solver(solver: Any) -> str:
     """Return the name of a solver."""
     if not isinstance(solver, str) or solver not in ("auto", *SOLVERS):
         allowed = ", ".join(map(repr, ("auto", *SOLVERS)))
-        raise ValueError(
-            f"solver: got {solver!r}; allowed are {allowed} (the backend solves: LeMA's callable has no place)"
-        )
+        raise ValueError(f"solver: got {solver!r}; allowed are {allowed} (not a callable, as in LeMA)")
     return solver

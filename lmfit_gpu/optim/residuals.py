@@ -67,7 +67,7 @@ class Residuals:
             raise ValueError(f"residual_fn: returned shape {tuple(r.shape)} of {r.dtype}; real residuals are expected")
         if n_rows > 1 and r.numel() == 1:
             raise ValueError(
-                f"residual_fn: returned one value for {n_rows} rows; return the residuals themselves, a vector, not "
+                "residual_fn: returned one value for several rows; return the residuals themselves, a vector, not "
                 "their mean or sum of squares"
             )
         return r.reshape(n_rows, -1) if r.numel() % n_rows == 0 else r.reshape(-1)

@@ -7,7 +7,6 @@ import torch
 
 from lmfit_gpu.autodiff import choose_route
 from lmfit_gpu.jacobian import Derivatives
-from lmfit_gpu.layer_route import Layers
 from lmfit_gpu.optim.batch import BatchProblem
 from lmfit_gpu.problem import Block, Problem
 
@@ -46,7 +45,7 @@ def derivatives_for(problem: BatchProblem, theta: torch.Tensor, by_tensor: bool)
         For a solver that takes the rows of J tensor by tensor.
     """
     if by_tensor:
-        return Derivatives(problem, Layers.choose(problem, theta))
+        return Derivatives.by_tensor(problem, theta)
     if len(problem.groups) == 1:
         return Derivatives(problem, choose_route(problem, theta))
     routes = tuple(choose_route(problem.only(index), theta) for index in range(len(problem.groups)))

@@ -129,8 +129,8 @@ def _check_targets(residuals: Residuals, outputs: torch.Tensor, y: Any) -> None:
     shape = tuple(outputs.shape)
     if residuals.function is None:
         if not isinstance(y, torch.Tensor) or y.numel() != outputs.numel() or y.shape[:1] != outputs.shape[:1]:
-            given = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
-            raise ValueError(f"y: got {given}; the model's outputs have shape {shape}")
+            given = f"rows of shape {tuple(y.shape[1:])}" if isinstance(y, torch.Tensor) else type(y).__name__
+            raise ValueError(f"y: got {given}; the model's outputs have rows of shape {shape[1:]}")
         return
     if isinstance(y, torch.Tensor) and {y.ndim, outputs.ndim} == {1, 2} and y.numel() == outputs.numel() > 1:
         r = residuals.of_outputs(outputs, y)
