@@ -175,10 +175,13 @@ class Watching(TorchFunctionMode):
         return self._linear(*args, **(kwargs or {}))
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        use = Use(self.tape.place(weight), self.tape.place(bias))
-        if use.weight is None and use.bias is None:
+        where = self.tape.place(weight)
+        if where is None and weight.requires_grad:  # made from parameters: what they do is not told by this product
             return torch.nn.functional.linear(input, weight, bias)
-        return Product.apply(input, _batch(input), weight, bias, self.tape, use)
+        use = Use(where, self.tape.place(bias))
+        apart = bias is not None and use.bias is None  # a bias that is fixed, or made from parameters
+        z = Product.apply(input, _batch(input), weight, None if apart else bias, self.tape, use)
+        return z + bias if apart else z
 
 
 class WeightUses:

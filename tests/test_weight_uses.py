@@ -142,6 +142,7 @@ CASES = {
     "one layer without bias": lambda: Residual(laplacian_by_autograd, without_bias(network(2, 6, 5, 1))),
     "a frozen weight, its bias free": lambda: Residual(laplacian_by_autograd, frozen(network(2, 6, 5, 1), "2.weight")),
     "a frozen bias, its weight free": lambda: Residual(laplacian_by_autograd, frozen(network(2, 6, 5, 1), "0.bias")),
+    "a bias made from a parameter": lambda: MadeBias(),
     "a tied layer": lambda: Residual(laplacian_by_autograd, tied()),
 }
 
@@ -197,6 +198,27 @@ class WeightElsewhere(torch.nn.Module):
         return self.net(x)[:, 0] + self.net[0].weight.square().sum()
 
 
+class MadeWeight(torch.nn.Module):
+    """The second weight is made from the first, and has a bias of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.bias = network(3, 3), torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(torch.cat([x, x[:, :1]], 1)))
+        return torch.nn.functional.linear(hidden, 2 * self.first[0].weight.T, self.bias).sum(1)
+
+
+class MadeBias(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.log_bias = network(2, 4, 4), torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.nn.functional.linear(self.net(x), self.net[2].weight, self.log_bias.exp()).sum(1)
+
+
 class Rolled(torch.nn.Module):
     """The layer meets pairs of rows: its first axis is not that of the rows."""
 
@@ -210,6 +232,7 @@ class Rolled(torch.nn.Module):
 
 REFUSED = {
     "a weight besides its layer": (WeightElsewhere, "besides its layer"),
+    "a weight made from another": (MadeWeight, "besides its layer"),
     "another first axis": (Rolled, "rows as its first axis"),
     "a convolution": (
         lambda: torch.nn.Sequential(torch.nn.Conv1d(2, 40, 1), torch.nn.Flatten()).double(),
