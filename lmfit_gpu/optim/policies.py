@@ -32,7 +32,7 @@ def resolve_policy(damping: Any, scaling: Any, given: dict[str, Any]) -> Damping
     """
     wanted = {LEMA[name]: value for name, value in given.items() if value is not None}
     if isinstance(damping, str) and damping == "auto":
-        damping = "lema" if wanted else TrustRegion(accelerate=False)
+        damping = "lema" if wanted else TrustRegion()
     policy: Any = damping_policy(damping)
     if wanted and not isinstance(policy, MarquardtDamping):
         name = next(name for name, value in given.items() if value is not None)
