@@ -33,7 +33,9 @@ def joined(blocks: Sequence[TensorRows], shared: dict[tuple[int, ...], Factor] |
     parts: Any = blocks
     if isinstance(first, OuterRows):
         delta, a = ([getattr(part, name) for part in parts] for name in ("delta", "a"))
-        return OuterRows(_joined_factor(delta, shared), _joined_factor(a, shared))
+        known = [part.moved for part in parts if part.moved is not None]
+        moved = torch.cat(known) if len(known) == len(parts) else None
+        return OuterRows(_joined_factor(delta, shared), _joined_factor(a, shared), moved)
     if isinstance(first, PositionRows):
         return PositionRows(torch.cat([part.delta for part in parts]), torch.cat([part.a for part in parts]))
     if isinstance(first, EmbeddingRows):
