@@ -390,7 +390,7 @@ def test_constraints_do_not_change_the_route(name):
     model, X, y, theta = constrained(name)
     plain, _, _, whole = case(name)
     route = choose_route(problem_of(plain, X, y, whole), torch.as_tensor(whole, dtype=torch.float64))
-    expected = "rowwise" if route.name == "layerwise" else route.name
+    expected = "rowwise" if route.name in ("layerwise", "layers") else route.name
     assert choose_route(problem_of(model, X, y, theta), theta).name == expected
     assert (model.is_residual, model.differentiable) == (plain.is_residual, True)
     assert isinstance(model.replicate(CPU), ConstrainedModel)

@@ -187,7 +187,7 @@ def test_bad_p0(p0, message):
 
 
 NAMED = {  # argument: a value that is not allowed, and what the message says is
-    "solver": ("lu", "a str among {'auto', 'qr', 'cholesky', 'dual', 'cg'}"),
+    "solver": ("lu", "a str among {'auto', 'qr', 'cholesky', 'dual', 'ghost', 'cg'}"),
     "backend": ("jax", "a str among {'auto', 'scipy', 'torch', 'cupynumeric'}"),
     "jac": ("4-point", "a str among {'auto', 'autograd', 'differences', '2-point', '3-point', 'cs'} or a callable"),
     "damping": ("none", "a str among {'trust-region', 'nielsen', 'marquardt', 'lema'} or a policy object"),

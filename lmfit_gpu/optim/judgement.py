@@ -10,8 +10,8 @@ fall > s_d √N       better by more than chance                 as its own rows
 else                nothing is certain                         as long as it was
 ==================  =========================================  ====================================
 
-How much less is gained than was predicted does not count: with fewer residuals than parameters the gain on other rows is
-a small share of that on the step's own however short the step, and a rule for that share ends with no step at all
+How much less is gained than was predicted does not count: with fewer residuals than parameters the gain on other rows
+is a small share of that on the own ones however short the step, and a rule for that share ends with no step at all
 (digits, batches of 128: the radius fell to 1e-6 within two passes).
 """
 
