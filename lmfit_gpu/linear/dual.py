@@ -195,8 +195,10 @@ class DualLinearization:
             return float("inf"), 0.0
         u = self._solved(factor)
         ku = self._gram @ u
+        slope = self._solved(factor, u)  # −∂u/∂λ
         norm = max(float(u @ ku) + self.least_damping * float(u @ u), 0.0) ** 0.5
-        return norm, -float(ku @ self._solved(factor, u)) / norm if norm > 0 else 0.0
+        half = float(ku @ slope) + self.least_damping * float(u @ slope)
+        return norm, -half / norm if norm > 0 else 0.0
 
     def solve_rhs(self, damping: float, b: torch.Tensor) -> torch.Tensor:
         """Return (JᵀJ + λD²)⁻¹ b, shape (n,), as (c − Aᵀ(K + λI)⁻¹A c)/λ with c = D⁻¹b; NaN where there is none."""

@@ -375,10 +375,12 @@ class LMA:
         near = repeats and memory.fall < NEAR
         if not near and memory.cost is not None and state.lin.residual_norm > 0:
             return None
-        engine = self._engine(problem)
-        undamped = (
-            engine.longest(state) if near or (state.lin.has_gradient and not bool(state.lin.gradient.any())) else None
-        )
+        flat = state.lin.has_gradient and not bool(state.lin.gradient.any())
+        return self._checked(problem, state, near or flat)
+
+    def _checked(self, problem: BatchProblem, state: State, is_near: bool) -> Stop | None:
+        """Return the stop test that is met, or None; away from the end only that of a residual of zero is made."""
+        undamped = self._engine(problem).longest(state) if is_near else None
         rounding = rounding_of_residual(state.lin, state.theta, 0.0)
         tolerances = Tolerances.resolve(OF_NETWORKS[problem.dtype], "auto", "auto", problem.dtype)
         return check(state.lin, undamped, state.theta, rounding, tolerances, state.cost)
@@ -397,7 +399,7 @@ class LMA:
                 return state, trial, None
             state = engine.after_rejection(problem, state, trial)
             if state.stop is not None:
-                return state, None, state.stop
+                return state, None, self._checked(problem, state, is_near=True) or state.stop
         return state, None, Stop(Status.STALLED, trial.step.scaled_norm, float("inf"), f"{attempts} trials; last step")
 
     def _remembered(
