@@ -147,6 +147,12 @@ def test_attention_needs_the_same_rows():
         lma.step(INSIDE[:10], SOURCE[:10])
 
 
+@pytest.mark.parametrize("bad", [True, "rba", ResidualAttention], ids=["True", "a string", "the class"])
+def test_what_is_no_attention_is_refused(bad):
+    with pytest.raises(TypeError, match="attention: got"):
+        LMA(network(), "cpu", by_autograd, attention=bad)
+
+
 def test_attention_goes_on_from_its_state():
     net = network()
     functions = {"inside": by_autograd, "ends": at_ends}

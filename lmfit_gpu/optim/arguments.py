@@ -11,6 +11,7 @@ from lmfit_gpu.linear import SOLVERS
 __all__ = [
     "ARITHMETIC",
     "check_dtype",
+    "checked_attention",
     "checked_number",
     "checked_solver",
     "checked_whole",
@@ -78,3 +79,10 @@ def checked_solver(solver: Any) -> str:
         allowed = ", ".join(map(repr, ("auto", *SOLVERS)))
         raise ValueError(f"solver: got {solver!r}; allowed are {allowed} (not a callable, as in LeMA)")
     return solver
+
+
+def checked_attention(attention: Any) -> Any:
+    """Return an object with a method `updated`, or None, or raise TypeError."""
+    if attention is not None and (isinstance(attention, type) or not callable(getattr(attention, "updated", None))):
+        raise TypeError(f"attention: got {attention!r}; a ResidualAttention or None is expected")
+    return attention

@@ -36,6 +36,7 @@ from lmfit_gpu.linear import MOST_DENSE, GhostLinearization, Step, linearize
 from lmfit_gpu.messages import explained
 from lmfit_gpu.optim.arguments import (
     check_dtype,
+    checked_attention,
     checked_number,
     checked_solver,
     checked_whole,
@@ -190,7 +191,7 @@ class LMA:
             raise ValueError(f"noise_aware: got {noise_aware!r}; True, False or 'auto' is expected")
         self._noise_aware = self._policy.attempts is None if noise_aware == "auto" else bool(noise_aware)
         self._decay = DECAY if decay == "auto" else checked_number("decay", decay, 0, 1, "a number > 0 and <= 1")
-        self._attention = attention
+        self._attention = checked_attention(attention)
         self._attempts = checked_whole("attempts", attempts, 1)
         self._seed = checked_whole("seed", seed, 0)
         self._network = Network(model)
