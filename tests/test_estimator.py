@@ -190,7 +190,7 @@ NAMED = {  # argument: a value that is not allowed, and what the message says is
     "solver": ("lu", "a str among {'auto', 'qr', 'cholesky', 'dual', 'ghost', 'cg'}"),
     "backend": ("jax", "a str among {'auto', 'scipy', 'torch', 'cupynumeric'}"),
     "jac": ("4-point", "a str among {'auto', 'autograd', 'differences', '2-point', '3-point', 'cs'} or a callable"),
-    "damping": ("none", "a str among {'trust-region', 'nielsen', 'marquardt', 'lema'} or a policy object"),
+    "damping": ("none", "a str among {'trust-region', 'nielsen', 'marquardt', 'lema', 'proximal'} or a policy object"),
     "x_format": ("rows", "a str among {'auto', 'columns', '1d'}"),
     "max_iter": (-1, "an int in the range [0, inf)"),
     "chunk_rows": (0, "an int in the range [1, inf) or a str among {'auto'}"),

@@ -173,11 +173,9 @@ class LMA:
         self.devices = devices_of(devices, own.device)
         self._residuals = resolve_residuals(residual_fn, weights)
         self._solver = checked_solver(solver)
-        name = backend_name(backend, self.devices[0])
-        self._backend = (
-            "torch" if backend == "auto" and name == "scipy" else name
-        )  # the pools of two libraries would spin
+        self._backend = backend_name(backend, self.devices[0])
         get_backend(self._backend, self.devices[0])
+        self._is_automatic = backend == "auto"
         given = {"damping_start": damping_start, "damping_up": damping_up, "damping_down": damping_down}
         self._policy = resolve_policy(damping, scaling, given)
         self._share = checked_number(
@@ -309,6 +307,11 @@ class LMA:
             return "qr"
         return "cholesky" if problem.n_params <= MOST_DENSE else "cg"
 
+    def _backend_for(self, problem: BatchProblem) -> str:
+        """Return the backend; between torch's products two libraries of threads would spin where one matrix is small."""
+        small = self._is_automatic and self._backend == "scipy" and self._solver_for(problem) == "ghost"
+        return "torch" if small else self._backend
+
     def _stepped(self, problem: BatchProblem, theta: torch.Tensor, batch: Any) -> tuple[float, bool]:
         memory, repeats = self._memory, self._attention is not None or is_seen(self._seen, batch)
         self._seen = references(batch)
@@ -341,7 +344,10 @@ class LMA:
 
     def _engine(self, problem: BatchProblem) -> LevenbergMarquardt:
         return LevenbergMarquardt(
-            solver=self._solver_for(problem), backend=self._backend, damping=self._policy, within_reach=True
+            solver=self._solver_for(problem),
+            backend=self._backend_for(problem),
+            damping=self._policy,
+            within_reach=True,
         )
 
     def _linearized(self, problem: BatchProblem, theta: torch.Tensor, scale: Any, repeats: bool) -> State:
@@ -352,7 +358,7 @@ class LMA:
             self._chosen[key] = derivatives_for(problem, theta, by_tensor=solver == "ghost")
         derivatives = replace(self._chosen[key], problem=problem)
         jacobian = derivatives.at(theta)
-        full = linearize(jacobian, solver, get_backend(self._backend, problem.device))
+        full = linearize(jacobian, solver, get_backend(self._backend_for(problem), problem.device))
         if problem.curves:
             cost = problem.cost(theta)
         else:
