@@ -308,7 +308,7 @@ class LMA:
         return "cholesky" if problem.n_params <= MOST_DENSE else "cg"
 
     def _backend_for(self, problem: BatchProblem) -> str:
-        """Return the backend; between torch's products two libraries of threads would spin where one matrix is small."""
+        """Return the backend: for one small matrix between torch's products no second library whose threads would spin."""
         small = self._is_automatic and self._backend == "scipy" and self._solver_for(problem) == "ghost"
         return "torch" if small else self._backend
 
