@@ -119,10 +119,10 @@ class OfLMA:
         with self.clock:
             loss, _ = self.lma.step(*self.rows)
             self.n_steps += 1
-            if self.n < len(self.data[0]) and self.n_steps % self.LOOK == 0:
-                if mean_square(self.network, *self.data) > 2 * loss:
-                    self.n = min(2 * self.n, len(self.data[0]))
-                    self.rows = [t[: self.n] for t in self.data]
+            some = self.n < len(self.data[0])
+            if some and self.n_steps % self.LOOK == 0 and mean_square(self.network, *self.data) > 2 * loss:
+                self.n = min(2 * self.n, len(self.data[0]))
+                self.rows = [t[: self.n] for t in self.data]
 
 
 class OfPeer:
@@ -221,7 +221,7 @@ def lbfgs(network, x, y, seconds=SECONDS):
 
 # ---- LeMA's curve-fitting task, whole
 
-DEVICES_AND_SLICES = [(["cpu"], 25_000), (["cpu", "cpu"], 25_000), (["cpu", "cpu"], 10_000), (["cpu"], None)]
+DEVICES_AND_SLICES = [(["cpu"], 25_000), (["cpu", "cpu"], 25_000), (["cpu", "cpu"], 10_000)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -232,7 +232,7 @@ def test_lema_curve_fitting_in_any_slices(dtype):
     for devices, slice_size in DEVICES_AND_SLICES:
         torch.manual_seed(0)
         network = torch.nn.Sequential(torch.nn.Linear(1, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)).to(dtype)
-        lma, clock = LMA(network, devices, lambda a, b: a - b), Clock()
+        lma, clock = LMA(network, devices, lambda a, b: a - b, solver="cholesky"), Clock()
         with clock:
             for _ in range(30):
                 loss, _ = lma.step(x, y, slice_size)
