@@ -17,7 +17,7 @@ from lmfit_gpu.autodiff import Route, choose_route, jacobian_vector, vector_jaco
 from lmfit_gpu.box import nearly_on
 from lmfit_gpu.differences import Differences, start_differences
 from lmfit_gpu.factors import Factors, back, through
-from lmfit_gpu.layer_blocks import joined
+from lmfit_gpu.layer_blocks import joined, on_device
 from lmfit_gpu.layer_route import ONLY_MODULES, Layers
 from lmfit_gpu.layer_rows import TensorRows
 from lmfit_gpu.problem import Block, Problem
@@ -276,7 +276,9 @@ class Jacobian:
         def of_block(block: Block) -> tuple[torch.Tensor, dict[str, TensorRows]] | None:
             if block.penalty is not None:
                 return None
-            return route.tensors(self.problem, self.theta.to(block.device), block)[:2]
+            r, rows, _ = route.tensors(self.problem, self.theta.to(block.device), block)
+            first = self.problem.device
+            return (r, rows) if block.device == first else (r.to(first), on_device(rows, first))
 
         found = [part for part in self.problem.map_blocks(of_block) if part is not None]
         shared: dict[Any, Any] = {}

@@ -1,5 +1,6 @@
-"""Consecutive blocks of rows of J put together, tensor by tensor, as what they are products of."""
+"""Blocks of rows of J brought to one device and put together, tensor by tensor, as what they are products of."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from lmfit_gpu.layer_positions import EmbeddingRows, PositionRows
 from lmfit_gpu.layer_rows import ExplicitRows, Factor, OuterRows, SummedRows, TensorRows
 
-__all__ = ["joined"]
+__all__ = ["joined", "on_device"]
 
 
 def joined(blocks: Sequence[TensorRows], shared: dict[tuple[int, ...], Factor] | None = None) -> TensorRows:
@@ -32,7 +33,9 @@ def joined(blocks: Sequence[TensorRows], shared: dict[tuple[int, ...], Factor] |
     parts: Any = blocks
     if isinstance(first, OuterRows):
         delta, a = ([getattr(part, name) for part in parts] for name in ("delta", "a"))
-        return OuterRows(_joined_factor(delta, shared), _joined_factor(a, shared))
+        known = [part.moved for part in parts if part.moved is not None]
+        moved = torch.cat(known) if len(known) == len(parts) else None
+        return OuterRows(_joined_factor(delta, shared), _joined_factor(a, shared), moved)
     if isinstance(first, PositionRows):
         return PositionRows(torch.cat([part.delta for part in parts]), torch.cat([part.a for part in parts]))
     if isinstance(first, EmbeddingRows):
@@ -41,6 +44,31 @@ def joined(blocks: Sequence[TensorRows], shared: dict[tuple[int, ...], Factor] |
     if isinstance(first, SummedRows):
         return SummedRows(tuple(joined(uses, shared) for uses in zip(*(part.uses for part in parts), strict=True)))
     return ExplicitRows(Factor(torch.cat([block.columns().T for block in blocks])))
+
+
+def on_device(rows: dict[str, TensorRows], device: torch.device) -> dict[str, TensorRows]:
+    """Return the rows of every tensor of a block on a device: δ and a travel, not J; what tensors share is sent once.
+
+    Parameters
+    ----------
+    rows : dict of str to TensorRows
+    device : torch.device
+    """
+    sent: dict[int, Any] = {}
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.to(device, non_blocking=True)
+        if isinstance(part, tuple):
+            return tuple(moved(each) for each in part)
+        if not dataclasses.is_dataclass(part):
+            return part
+        if id(part) not in sent:
+            fields = {field.name: moved(getattr(part, field.name)) for field in dataclasses.fields(part)}
+            sent[id(part)] = dataclasses.replace(part, **fields)  # type: ignore[type-var]
+        return sent[id(part)]
+
+    return {name: moved(part) for name, part in rows.items()}
 
 
 def _shape_of(rows: Any) -> tuple[Any, ...]:

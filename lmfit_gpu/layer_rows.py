@@ -103,6 +103,11 @@ class OuterRows:
 
     delta: Factor  # (m, out)
     a: Factor  # (rows, in)
+    moved: torch.Tensor | None = None  # W a (rows, out) with the weight W of the point, where it is known
+
+    def along_itself(self) -> torch.Tensor | None:
+        """Return J_t θ_t, shape (m,), from W a; None where that is not known."""
+        return None if self.moved is None else torch.einsum("rko,ro->rk", self._delta, self.moved).reshape(-1)
 
     @property
     def size(self) -> int:

@@ -39,10 +39,11 @@ class LayerUse:
 
     layer: nn.Module
     a: torch.Tensor
+    moved: torch.Tensor | None = None  # W a of a linear layer with one position a row, as it was made
 
     def absolute(self) -> "LayerUse":
         """Return the use with |a|: with |δ| its rows tell the size of the numbers that are summed."""
-        return replace(self, a=self.a.abs())
+        return replace(self, a=self.a.abs(), moved=None)
 
     def rows(self, delta: torch.Tensor, n_rows: int) -> dict[str, TensorRows]:
         """Return the rows of J of the layer's weight and bias.
@@ -54,7 +55,10 @@ class LayerUse:
         n_rows : int
             Rows of data.
         """
-        return KINDS[type(self.layer)].rows(self.layer, self.a.reshape(n_rows, -1, *self.a.shape[1:]), delta)
+        found = KINDS[type(self.layer)].rows(self.layer, self.a.reshape(n_rows, -1, *self.a.shape[1:]), delta)
+        if self.moved is not None and isinstance(found["weight"], OuterRows):
+            found["weight"] = replace(found["weight"], moved=self.moved)
+        return found
 
 
 def holds(layer: nn.Module) -> tuple[str, ...]:
@@ -62,11 +66,13 @@ def holds(layer: nn.Module) -> tuple[str, ...]:
     return ("weight", "bias") if type(layer) in KINDS else ()
 
 
-def observed(layer: nn.Module, x: torch.Tensor) -> LayerUse | None:
-    """Return the use of a layer on an input, None if it is used in a way that has no such rows."""
+def observed(layer: nn.Module, x: torch.Tensor, z: torch.Tensor) -> LayerUse | None:
+    """Return the use of a layer with input x and output z, None if it is used in a way that has no such rows."""
     with torch.no_grad():
-        a = KINDS[type(layer)].input(layer, x.detach())
-    return None if a is None else LayerUse(layer, a)
+        a, moved = KINDS[type(layer)].input(layer, x.detach()), None
+        if type(layer) is nn.Linear and z.ndim == 2:
+            moved = z.detach().clone() if layer.bias is None else z.detach() - layer.bias
+    return None if a is None else LayerUse(layer, a, moved)
 
 
 @dataclass(frozen=True)

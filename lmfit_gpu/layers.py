@@ -237,7 +237,7 @@ def _watched(
     def hook(layer: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], z: Any) -> torch.Tensor | None:
         x = inputs[0] if inputs else keywords["input"]
         dtype = getattr(layer, next(iter(wanted[layer]))).dtype
-        use = observed(layer, x) if _is_plain(x, dtype) and _is_plain(z, dtype) else None
+        use = observed(layer, x, z) if _is_plain(x, dtype) and _is_plain(z, dtype) else None
         if use is None:
             seen.append(Seen(wanted[layer], None, 0, torch.zeros(()), None))
             return None

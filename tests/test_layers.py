@@ -8,6 +8,7 @@ from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
 
 from lmfit_gpu import layer_positions
+from lmfit_gpu.layer_blocks import on_device
 from lmfit_gpu.layer_positions import EmbeddingRows, PositionRows
 from lmfit_gpu.layer_rows import ExplicitRows, OuterRows, SummedRows
 from lmfit_gpu.layers import capture, joined, proven
@@ -728,3 +729,17 @@ def test_bad_input():
         capture(problem.module, problem.names, lambda: problem.values(problem.theta), 4)
     with pytest.raises(ValueError, match=r"seeds: got shape \(2, 3\); \(k, 5, 3\) is expected"):
         problem.capture().rows(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("name", ["mlp", "three-outputs"])
+def test_blocks_travel_with_what_their_tensors_share(name):
+    """On device meta there are no numbers: what has arrived there was sent, and a layer's δ only once."""
+    problem = made(name)
+    rows = problem.capture().rows()
+    there = on_device(rows, torch.device("meta"))
+    assert list(there) == list(rows)
+    for tensor, found in there.items():
+        gram = found.gram()
+        assert gram.device.type == "meta"
+        assert gram.shape == rows[tensor].gram().shape
+    assert there["0.weight"].delta is there["0.bias"].rows

@@ -44,7 +44,8 @@ class Step:
 
     Parameters
     ----------
-    p : Tensor, shape (n_params,), float64
+    p : Tensor, shape (n_params,)
+        In float64; in the dtype of the model where J was never formed.
     predicted_reduction : float
         -gᵀp - ½‖Jp‖², in units of the cost.
     scaled_norm : float

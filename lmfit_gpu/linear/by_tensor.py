@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from lmfit_gpu.layer_rows import TensorRows
+from lmfit_gpu.layer_rows import OuterRows, TensorRows
 
 __all__ = ["Point", "RowsJacobian", "inverse", "one_per_tensor"]
 
@@ -90,10 +90,13 @@ class Point:
     @cached_property
     def along_theta(self) -> list[torch.Tensor | None]:
         """J_t θ_t, shape (m,), float64; None where α_t = 0."""
-        return [
-            rows.along(theta.to(self.residuals)).double() if alpha else None
-            for rows, theta, alpha in zip(self.tensors, self.thetas, self.alphas, strict=True)
-        ]
+        parts = zip(self.tensors, self.thetas, self.alphas, strict=True)
+        return [self._along_itself(rows, theta) if alpha else None for rows, theta, alpha in parts]
+
+    def _along_itself(self, rows: TensorRows, theta: torch.Tensor) -> torch.Tensor:
+        """Return J_t θ_t; what a layer has made on the way forward need not be made again."""
+        known = rows.along_itself() if isinstance(rows, OuterRows) else None
+        return (rows.along(theta.to(self.residuals)) if known is None else known).double()
 
     @cached_property
     def numbers(self) -> tuple[list[float], list[float], list[float], float]:
@@ -108,8 +111,8 @@ class Point:
         return values[:k], values[k : 2 * k], values[2 * k : 3 * k], values[-1]
 
     def transposed(self, v: torch.Tensor, divisors: Sequence[float]) -> torch.Tensor:
-        """Return (J_tᵀ v + α_t θ_t) / divisor_t, shape (n,), float64; 0 where the divisor is."""
-        v, whole = v.to(self.residuals), self.r.new_empty(sum(self.sizes))
+        """Return (J_tᵀ v + α_t θ_t) / divisor_t, shape (n,), in the dtype of the model; 0 where the divisor is."""
+        v, whole = v.to(self.residuals), self.residuals.new_empty(sum(self.sizes))
         for t, part in enumerate(whole.split(self.sizes)):
             part.copy_(self.tensors[t].transposed(v))
             if self.alphas[t]:
@@ -121,7 +124,7 @@ class Point:
     @cached_property
     def gradient(self) -> torch.Tensor:
         """J_tᵀ r + α_t θ_t, shape (n,)."""
-        return self.transposed(self.r, [1.0] * len(self.tensors))
+        return self.transposed(self.r, [1.0] * len(self.tensors)).double()
 
     def expanded(self, values: Sequence[float]) -> torch.Tensor:
         """Return one number for each tensor as a vector (n,)."""

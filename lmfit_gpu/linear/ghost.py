@@ -314,7 +314,7 @@ class GhostLinearization:
         point, groups = self._point, self._groups
         mu, count = groups.kappas[0] + damping, len(point.sizes)
         p = point.transposed(u * mu, [-(a + damping * d**2) for a, d in zip(point.alphas, self._d, strict=True)])
-        norms = torch.stack([torch.linalg.vector_norm(part) for part in p.split(point.sizes)])
+        norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in p.split(point.sizes)])
         drawn = torch.cat((norms, groups.along @ torch.add(point.r, u, alpha=mu), ku @ point.r)).tolist()
         norm = math.hypot(*(d * each for d, each in zip(self._d, drawn[:count], strict=True)))
         fall = 0.0  # −gᵀp

@@ -32,7 +32,7 @@ def resolve_policy(damping: Any, scaling: Any, given: dict[str, Any]) -> Damping
     """
     wanted = {LEMA[name]: value for name, value in given.items() if value is not None}
     if isinstance(damping, str) and damping == "auto":
-        damping = "lema" if wanted else TrustRegion(accelerate=False)
+        damping = "lema" if wanted else TrustRegion()
     policy: Any = damping_policy(damping)
     if wanted and not isinstance(policy, MarquardtDamping):
         name = next(name for name, value in given.items() if value is not None)
@@ -90,7 +90,7 @@ class Carried:
         if not step.valid:
             return step, state
         if self.share != 1.0:
-            slope = -float(lin.gradient @ step.p)
+            slope = -float(lin.gradient @ step.p.double())
             half_square = slope - step.predicted_reduction  # ½‖J p‖²
             gain = self.share * slope - self.share**2 * half_square
             step = replace(
@@ -98,7 +98,7 @@ class Carried:
             )
         if self.momentum == 0 or self.before is None:
             return step, state
-        p = step.p + self.momentum * self.before.to(step.p)
+        p = (step.p + self.momentum * self.before.to(step.p)).double()
         gain = -float(lin.gradient @ p) - 0.5 * float(p @ lin.product(p))
         return (replace(step, p=p, predicted_reduction=gain) if gain > 0 else step), state
 
