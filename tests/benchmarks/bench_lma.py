@@ -31,6 +31,7 @@ PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "million_weights.png
 PEER = "torch_levenberg_marquardt"
 NO_PEER = "torch-levenberg-marquardt is not installed"
 RATES = (1e-3, 3e-3, 1e-2)
+PICTURE_RATES = (1e-4, 3e-4, 1e-3)  # 3e-3 ends a hundred times higher than 3e-4, 1e-2 at 0.6
 BATCH = 200  # of Adam on the small network; 1,000 and all 20,000 rows were no better in 15 s at any of the rates
 
 
@@ -252,7 +253,7 @@ def test_lema_curve_fitting_in_any_slices(dtype):
 LARGE_ROWS = 512
 WIDTHS = (64, 700, 700, 700, 1)
 ALPHA = 1e-8
-LAMBDA = 0.1
+LAMBDA = 0.01
 PEER_BYTES = 14 * 2**30
 
 
@@ -364,33 +365,34 @@ def step_of_the_peer():
 
 
 def draw(seconds=30.0):
-    """Loss against seconds, ours and Adam's with its best rate, on the large network."""
+    """Loss against seconds, ours and Adam's with its best rate, on the large network; no penalty in either."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     start, x, y = large_task()
-    LMA(copy.deepcopy(start), alpha=ALPHA).step(x, y)
+    LMA(copy.deepcopy(start)).step(x, y)
     network = copy.deepcopy(start)
-    lma, clock, ours = LMA(network, alpha=ALPHA), Clock(), [(0.0, mean_square(start, x, y))]
+    lma, clock, ours = LMA(network), Clock(), [(0.0, mean_square(start, x, y))]
     for _ in range(10):
         with clock:
             _, terminated = lma.step(x, y)
         ours.append((clock.seconds, mean_square(network, x, y)))
         if terminated:
             break
-    curves = {
-        rate: OfAdam(copy.deepcopy(start), (x, y), rate, seconds).curve(every=0.1) for rate in (1e-4, 3e-4, *RATES)
-    }
+    curves = {rate: OfAdam(copy.deepcopy(start), (x, y), rate, seconds).curve(every=0.1) for rate in PICTURE_RATES}
     best = min(curves, key=lambda rate: min(value for _, value in curves[rate]))
     print({rate: min(value for _, value in curve) for rate, curve in curves.items()}, ours)
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     axes.plot(*zip(*ours, strict=True), "o-", ms=4, label=f"LMA ({len(ours) - 1} steps)")
-    axes.plot(*zip(*curves[best], strict=True), lw=1, label=f"Adam, cosine, best of five rates ({best:g})")
+    axes.plot(*zip(*curves[best], strict=True), lw=1, label=f"Adam, cosine, best rate ({best:g})")
     axes.set(yscale="log", xlabel="seconds (linear below 1)", ylabel="mean square of the residuals")
     axes.set_xscale("symlog", linthresh=1.0)
-    axes.set_title("1,027,601 weights (64-700-700-700-1, tanh), 512 rows, float32, two cores", fontsize=9)
+    axes.set_title(
+        f"1,027,601 weights (64-700-700-700-1, tanh), 512 rows, float32, {torch.get_num_threads()} thread(s)",
+        fontsize=9,
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     PICTURE.parent.mkdir(exist_ok=True)
