@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from lmfit_gpu import LMA
+from lmfit_gpu.damping import MarquardtDamping, NielsenDamping
 
 pytestmark = pytest.mark.benchmark
 
@@ -30,6 +31,7 @@ PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "million_weights.png
 PEER = "torch_levenberg_marquardt"
 NO_PEER = "torch-levenberg-marquardt is not installed"
 RATES = (1e-3, 3e-3, 1e-2)
+PICTURE_RATES = (1e-4, 3e-4, 1e-3)  # 3e-3 ends a hundred times higher than 3e-4, 1e-2 at 0.6
 BATCH = 200  # of Adam on the small network; 1,000 and all 20,000 rows were no better in 15 s at any of the rates
 
 
@@ -103,34 +105,75 @@ def sinc_task():
     return network, x, torch.sinc(10 * x)
 
 
+class OfLMA:
+    """LMA on the first rows of a random order, twice as many whenever all rows are twice as far off as those."""
+
+    FIRST, LOOK = 1000, 20  # rows; steps between two looks at all rows
+
+    def __init__(self, network, data, first=FIRST):
+        order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(0))
+        self.network, self.data, self.n, self.n_steps, self.clock = network, [t[order] for t in data], first, 0, Clock()
+        self.lma = LMA(network, solver="cholesky", damping=NielsenDamping(accelerate=True))
+        self.rows = [t[:first] for t in self.data]
+
+    def step(self):
+        with self.clock:
+            loss, _ = self.lma.step(*self.rows)
+            self.n_steps += 1
+            some = self.n < len(self.data[0])
+            if some and self.n_steps % self.LOOK == 0 and mean_square(self.network, *self.data) > 2 * loss:
+                self.n = min(2 * self.n, len(self.data[0]))
+                self.rows = [t[: self.n] for t in self.data]
+
+
+class OfPeer:
+    """torch-levenberg-marquardt as it comes, on all rows or on batches of some."""
+
+    def __init__(self, peer, network, data, batch=None):
+        self.network, self.data, self.batch, self.n_steps = network, data, batch, 0
+        self.module, self.clock = peer.training.LevenbergMarquardtModule(network), Clock()
+
+    def step(self):
+        with self.clock:
+            x, y = self.data
+            if self.batch:
+                rows = torch.randperm(len(x))[: self.batch]
+                x, y = x[rows], y[rows]
+            self.module.training_step(x, y)
+        self.n_steps += 1
+
+
 def test_small_network_beside_the_peer_adam_and_lbfgs():
     peer = pytest.importorskip(PEER, reason=NO_PEER)
     start, x, y = sinc_task()
-    networks = [copy.deepcopy(start) for _ in range(2)]
-    ours, theirs = LMA(networks[0]), peer.training.LevenbergMarquardtModule(networks[1])
-    copies = [copy.deepcopy(start) for _ in range(2)]  # what is loaded on first use
-    LMA(copies[0]).step(x, y)
-    peer.training.LevenbergMarquardtModule(copies[1]).training_step(x, y)
 
-    our_clock, their_clock, steps = Clock(), Clock(), 0
+    def racers():
+        fresh = (copy.deepcopy(start) for _ in range(4))
+        return {
+            "the peer, all rows": OfPeer(peer, next(fresh), (x, y)),
+            "the peer, 1,000 rows a step": OfPeer(peer, next(fresh), (x, y), 1000),
+            "LMA, all rows": OfLMA(next(fresh), (x, y), ROWS),
+            "LMA, 1,000 rows and growing": OfLMA(next(fresh), (x, y)),
+        }
+
+    for racer in racers().values():  # what is loaded on first use
+        racer.step()
+    race = racers()
+    first, *others = race.values()
     for _ in range(STEPS_OF_PEER):
-        with their_clock:
-            theirs.training_step(x, y)
-        while our_clock.seconds < their_clock.seconds:
-            with our_clock:
-                ours.step(x, y)
-            steps += 1
-    loss, their_loss = (mean_square(network, x, y) for network in networks)
-    print(
-        f"\n1-20-1, {ROWS} rows, float64: {STEPS_OF_PEER} steps of the peer in {their_clock.seconds:.2f} s: "
-        f"{their_loss:.2e}; our {steps} steps in {our_clock.seconds:.2f} s: {loss:.2e}; ratio {their_loss / loss:.0f}"
-    )
+        first.step()
+        for other in others:
+            while other.clock.seconds < first.clock.seconds:
+                other.step()
+    losses = [mean_square(racer.network, x, y) for racer in race.values()]
+    print(f"\n1-20-1, {ROWS} rows, float64; the time of {STEPS_OF_PEER} steps of the peer on all rows:")
+    for (name, racer), loss in zip(race.items(), losses, strict=True):
+        print(f"{name}: {loss:.2e} after {racer.n_steps} steps in {racer.clock.seconds:.2f} s")
 
-    lma, network, clock, points = LMA(fresh := copy.deepcopy(start)), fresh, Clock(), []
-    while clock.seconds < 2:
-        with clock:
-            lma.step(x, y)
-        points.append((clock.seconds, mean_square(network, x, y)))
+    ours, points = OfLMA(copy.deepcopy(start), (x, y)), []
+    while ours.clock.seconds < 2:
+        ours.step()
+        points.append((ours.clock.seconds, mean_square(ours.network, x, y)))
     goal = min(value for seconds, value in points if seconds <= 2)
     ratios = []
     for rate in RATES:
@@ -144,7 +187,8 @@ def test_small_network_beside_the_peer_adam_and_lbfgs():
         )
     seconds, value = lbfgs(copy.deepcopy(start), x, y)
     print(f"LBFGS, strong Wolfe: {value:.2e} in {seconds:.1f} s; our loss after 2 s {goal:.2e}")
-    assert loss <= their_loss / 10
+    assert losses[3] <= min(losses[:2]) / 10
+    assert losses[2] <= losses[0]
     assert min(ratios) >= 50
 
 
@@ -178,7 +222,7 @@ def lbfgs(network, x, y, seconds=SECONDS):
 
 # ---- LeMA's curve-fitting task, whole
 
-DEVICES_AND_SLICES = [(["cpu"], 25_000), (["cpu", "cpu"], 25_000), (["cpu", "cpu"], 10_000), (["cpu"], None)]
+DEVICES_AND_SLICES = [(["cpu"], 25_000), (["cpu", "cpu"], 25_000), (["cpu", "cpu"], 10_000)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -189,7 +233,7 @@ def test_lema_curve_fitting_in_any_slices(dtype):
     for devices, slice_size in DEVICES_AND_SLICES:
         torch.manual_seed(0)
         network = torch.nn.Sequential(torch.nn.Linear(1, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)).to(dtype)
-        lma, clock = LMA(network, devices, lambda a, b: a - b), Clock()
+        lma, clock = LMA(network, devices, lambda a, b: a - b, solver="cholesky"), Clock()
         with clock:
             for _ in range(30):
                 loss, _ = lma.step(x, y, slice_size)
@@ -209,6 +253,7 @@ def test_lema_curve_fitting_in_any_slices(dtype):
 LARGE_ROWS = 512
 WIDTHS = (64, 700, 700, 700, 1)
 ALPHA = 1e-8
+LAMBDA = 0.01
 PEER_BYTES = 14 * 2**30
 
 
@@ -258,25 +303,27 @@ def median(values):
     return float(torch.tensor(values).median())
 
 
-def displacement(network, solver, x, y, **options):
-    """Return the first step of a copy of the network, from the engine of one solver."""
+def displacement(network, solver, x, y, alpha):
+    """Return the first step of a copy of the network by one solver, for the same λ and D in all."""
     trained = copy.deepcopy(network)
-    lma = LMA(trained, solver=solver, alpha=ALPHA, **options)
+    damping = MarquardtDamping(start_damping=LAMBDA, scaling="identity")
+    lma = LMA(trained, solver=solver, alpha=alpha, damping=damping)
     before = torch.nn.utils.parameters_to_vector(network.parameters()).detach().double()
     lma.step(x, y)
-    assert lma.record.accepted
+    assert lma.record.accepted and lma.record.damping == LAMBDA
     return torch.nn.utils.parameters_to_vector(trained.parameters()).detach().double() - before
 
 
-@pytest.mark.parametrize("other", ["dual", "cg"])
+# The explicit J of dual takes a penalty as n further rows, 4 TB here; it is left out there.
+@pytest.mark.parametrize(("other", "alpha"), [("dual", 0.0), ("cg", ALPHA)], ids=["explicit J", "cg"])
 @pytest.mark.parametrize(
     ("dtype", "widths", "limit"),
     [(torch.float32, WIDTHS, 1e-4), (torch.float64, (64, 200, 200, 1), 1e-9)],
     ids=["float32, 1,027,601 weights", "float64, 53,401 weights"],
 )
-def test_the_step_is_that_of_the_other_solvers(dtype, widths, limit, other):
+def test_the_step_is_that_of_the_other_solvers(dtype, widths, limit, other, alpha):
     start, x, y = large_task(dtype, widths)
-    ghost, explicit = (displacement(start, solver, x, y) for solver in ("ghost", other))
+    ghost, explicit = (displacement(start, solver, x, y, alpha) for solver in ("ghost", other))
     difference = float((ghost - explicit).norm() / ghost.norm())
     print(f"\n{dtype}: ghost beside {other}, relative difference of the step {difference:.1e}")
     assert difference <= limit
@@ -318,33 +365,34 @@ def step_of_the_peer():
 
 
 def draw(seconds=30.0):
-    """Loss against seconds, ours and Adam's with its best rate, on the large network."""
+    """Loss against seconds, ours and Adam's with its best rate, on the large network; no penalty in either."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     start, x, y = large_task()
-    LMA(copy.deepcopy(start), alpha=ALPHA).step(x, y)
+    LMA(copy.deepcopy(start)).step(x, y)
     network = copy.deepcopy(start)
-    lma, clock, ours = LMA(network, alpha=ALPHA), Clock(), [(0.0, mean_square(start, x, y))]
+    lma, clock, ours = LMA(network), Clock(), [(0.0, mean_square(start, x, y))]
     for _ in range(10):
         with clock:
             _, terminated = lma.step(x, y)
         ours.append((clock.seconds, mean_square(network, x, y)))
         if terminated:
             break
-    curves = {
-        rate: OfAdam(copy.deepcopy(start), (x, y), rate, seconds).curve(every=0.1) for rate in (1e-4, 3e-4, *RATES)
-    }
+    curves = {rate: OfAdam(copy.deepcopy(start), (x, y), rate, seconds).curve(every=0.1) for rate in PICTURE_RATES}
     best = min(curves, key=lambda rate: min(value for _, value in curves[rate]))
     print({rate: min(value for _, value in curve) for rate, curve in curves.items()}, ours)
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     axes.plot(*zip(*ours, strict=True), "o-", ms=4, label=f"LMA ({len(ours) - 1} steps)")
-    axes.plot(*zip(*curves[best], strict=True), lw=1, label=f"Adam, cosine, best of five rates ({best:g})")
+    axes.plot(*zip(*curves[best], strict=True), lw=1, label=f"Adam, cosine, best rate ({best:g})")
     axes.set(yscale="log", xlabel="seconds (linear below 1)", ylabel="mean square of the residuals")
     axes.set_xscale("symlog", linthresh=1.0)
-    axes.set_title("1,027,601 weights (64-700-700-700-1, tanh), 512 rows, float32, two cores", fontsize=9)
+    axes.set_title(
+        f"1,027,601 weights (64-700-700-700-1, tanh), 512 rows, float32, {torch.get_num_threads()} thread(s)",
+        fontsize=9,
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     PICTURE.parent.mkdir(exist_ok=True)
