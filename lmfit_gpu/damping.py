@@ -98,6 +98,8 @@ class TrustRegion:
         First radius, in units of the residual. Default: max(‖D θ₀‖, 1e-3 ‖r₀‖), and ‖r₀‖ when θ₀ = 0.
     grow : float, default 3.0
         Radius over ‖D p‖ after a very good step.
+    shrink : float, default 0.15
+        Radius over ‖D p‖ after a poor or rejected one.
     scaling : {"jacobian", "identity", "diagonal"} or array of shape (n_params,)
         D: running maximum of the column norms, ones, current column norms, or given.
     accelerate : bool or "auto"
@@ -108,6 +110,7 @@ class TrustRegion:
     grow: float = 3.0
     scaling: Any = "jacobian"
     accelerate: str | bool = "auto"
+    shrink: float = SHRINK
     attempts = None
 
     def __post_init__(self) -> None:
@@ -118,6 +121,8 @@ class TrustRegion:
             raise ValueError(f"accelerate: got {self.accelerate!r}; True, False or 'auto' is expected")
         if not self.grow > 1:
             raise ValueError(f"grow: got {self.grow!r}; a number > 1 is expected")
+        if not 0 < self.shrink < 1:
+            raise ValueError(f"shrink: got {self.shrink!r}; a number between 0 and 1 is expected")
 
     def start(self, lin: Linearization, theta: torch.Tensor) -> Region:
         """Return the first region."""
@@ -142,7 +147,7 @@ class TrustRegion:
     def reject(self, state: Region, step: Step) -> Region:
         """Shrink the radius to a fraction of the step."""
         length = min(state.radius, step.scaled_norm) if step.valid and step.scaled_norm > 0 else state.radius
-        return Region(SHRINK * length, state.damping / SHRINK)
+        return Region(self.shrink * length, state.damping / self.shrink)
 
 
 @dataclass(frozen=True)

@@ -387,7 +387,7 @@ def test_a_policy_is_itself():
 
 
 def test_policy_name_error():
-    allowed = "'trust-region', 'nielsen', 'marquardt', 'lema' or a policy object"
+    allowed = "'trust-region', 'nielsen', 'marquardt', 'lema', 'proximal' or a policy object"
     with pytest.raises(ValueError, match=f"damping: got 'dogleg'; allowed are {allowed}"):
         damping_policy("dogleg")
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import FullLinearization, Linearization, Step
@@ -93,6 +95,12 @@ def linearize(jacobian: Jacobian, solver: str, backend: Backend) -> FullLineariz
     problem = jacobian.problem  # ghost has no equations for the penalty
     m, n = problem.n_residuals if solver == "ghost" else problem.n_equations, problem.n_params
     purpose = f"solver={solver!r} with {m} residuals and {n} parameters"
+    if solver == "dual" and m * n > 4 * MOST_JACOBIAN:
+        gigabytes = m * n * torch.finfo(jacobian.theta.dtype).bits / 8e9
+        raise ValueError(
+            f"solver='dual': J of {m} equations (one for each penalised weight among them) and {n} parameters takes "
+            f"{gigabytes:.0f} GB; solver='ghost' does not form it, 'cholesky' and 'cg' keep no rows"
+        )
     faces = 1 if problem.bounds is None else 3  # a step within bounds keeps two faces besides
     backend.reserve(faces * SOLVERS[solver].room(m, n), purpose)
     return SOLVERS[solver].reduce(jacobian, backend)

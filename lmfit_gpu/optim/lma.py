@@ -61,7 +61,7 @@ DECAY = 0.9  # of D from batch to batch
 ATTEMPTS = 10  # trials of one step, as in LeMA
 NO_STEP = Step(torch.empty(0), 0.0, 0.0, 0.0, valid=False)
 NEAR = 1e-3  # relative fall of the cost in the last step below which stop tests are made
-QR_PARAMS = 1000
+QR_PARAMS, QR_RESIDUALS = 1000, 5000  # beyond, cholesky takes 0.6 of the time for the same losses
 
 
 class LMA:
@@ -80,7 +80,8 @@ class LMA:
         * "softmax", "binary", "poisson", or a likelihood of :mod:`lmfit_gpu.likelihoods`.
         * a dict of such functions by name: groups of residuals; x and y are dicts with the same names.
     solver : {"auto", "qr", "cholesky", "dual", "ghost", "cg"}
-        "auto": qr up to 1,000 parameters and cholesky beyond, while there are as many residuals; else ghost.
+        "auto": qr up to 1,000 parameters and 5,000 residuals, and cholesky beyond; ghost with fewer residuals than
+        parameters; cg where a matrix of side 20,000 would be needed.
     learning_rate : float, default 1.0
         Share of the step that is tried, at most 1.
     damping_start, damping_up, damping_down : float, optional
@@ -88,6 +89,7 @@ class LMA:
     dtype : torch or numpy dtype, optional
         Must be that of the model, in which J is computed: ``model.double()`` changes it.
     backend : {"auto", "scipy", "torch", "cupynumeric"}
+        "auto": cupynumeric under Legate; on the CPU torch, and scipy where torch has one thread.
     damping : {"auto", "trust-region", "nielsen", "marquardt", "lema"} or a policy
         "auto" is the trust region.
     scaling : {"jacobian", "identity", "diagonal"}, optional
@@ -174,8 +176,9 @@ class LMA:
         self._residuals = resolve_residuals(residual_fn, weights)
         self._solver = checked_solver(solver)
         self._backend = backend_name(backend, self.devices[0])
+        if backend == "auto" and self._backend == "scipy" and torch.get_num_threads() > 1:
+            self._backend = "torch"  # two libraries whose threads spin while the other works are ten times slower
         get_backend(self._backend, self.devices[0])
-        self._is_automatic = backend == "auto"
         given = {"damping_start": damping_start, "damping_up": damping_up, "damping_down": damping_down}
         self._policy = resolve_policy(damping, scaling, given)
         self._share = checked_number(
@@ -303,14 +306,9 @@ class LMA:
             return self._solver
         if problem.n_residuals < problem.n_params and not problem.coupled and len(problem.groups) == 1:
             return "ghost" if problem.n_residuals <= MOST_DENSE else "cg"
-        if problem.n_params <= QR_PARAMS:
+        if problem.n_params <= QR_PARAMS and problem.n_residuals <= QR_RESIDUALS:
             return "qr"
         return "cholesky" if problem.n_params <= MOST_DENSE else "cg"
-
-    def _backend_for(self, problem: BatchProblem) -> str:
-        """Return the backend: for one small matrix between torch's products no second library whose threads would spin."""
-        small = self._is_automatic and self._backend == "scipy" and self._solver_for(problem) == "ghost"
-        return "torch" if small else self._backend
 
     def _stepped(self, problem: BatchProblem, theta: torch.Tensor, batch: Any) -> tuple[float, bool]:
         memory, repeats = self._memory, self._attention is not None or is_seen(self._seen, batch)
@@ -345,7 +343,7 @@ class LMA:
     def _engine(self, problem: BatchProblem) -> LevenbergMarquardt:
         return LevenbergMarquardt(
             solver=self._solver_for(problem),
-            backend=self._backend_for(problem),
+            backend=self._backend,
             damping=self._policy,
             within_reach=True,
         )
@@ -358,7 +356,7 @@ class LMA:
             self._chosen[key] = derivatives_for(problem, theta, by_tensor=solver == "ghost")
         derivatives = replace(self._chosen[key], problem=problem)
         jacobian = derivatives.at(theta)
-        full = linearize(jacobian, solver, get_backend(self._backend_for(problem), problem.device))
+        full = linearize(jacobian, solver, get_backend(self._backend, problem.device))
         if problem.curves:
             cost = problem.cost(theta)
         else:

@@ -10,6 +10,7 @@ from lmfit_gpu.linear import Linearization, Step
 
 __all__ = ["Carried", "resolve_policy"]
 
+SHRINK = 0.5  # networks: after 100 steps of 1-20-1 on sinc(10x) losses are 1e-6, 8e-5 with the 0.15 of curve fits
 LEMA = {"damping_start": "start_damping", "damping_up": "up", "damping_down": "down"}
 
 
@@ -32,7 +33,7 @@ def resolve_policy(damping: Any, scaling: Any, given: dict[str, Any]) -> Damping
     """
     wanted = {LEMA[name]: value for name, value in given.items() if value is not None}
     if isinstance(damping, str) and damping == "auto":
-        damping = "lema" if wanted else TrustRegion()
+        damping = "lema" if wanted else TrustRegion(shrink=SHRINK)
     policy: Any = damping_policy(damping)
     if wanted and not isinstance(policy, MarquardtDamping):
         name = next(name for name, value in given.items() if value is not None)
