@@ -389,8 +389,9 @@ def draw(seconds=30.0):
     axes.plot(*zip(*curves[best], strict=True), lw=1, label=f"Adam, cosine, best rate ({best:g})")
     axes.set(yscale="log", xlabel="seconds (linear below 1)", ylabel="mean square of the residuals")
     axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xlim(left=0)
     axes.set_title(
-        f"1,027,601 weights (64-700-700-700-1, tanh), 512 rows, float32, {torch.get_num_threads()} thread(s)",
+        f"1,027,601 weights (64-700-700-700-1, tanh), 512 rows, float32, threads: {torch.get_num_threads()}",
         fontsize=9,
     )
     axes.grid(alpha=0.3)
