@@ -113,7 +113,7 @@ BAD_BATCHES = {
         (X, torch.cat([Y, Y], 1)),
     ),
     "no rows": (ValueError, r"x: got tensors of shapes \[\(0, 1\)\]", (X[:0], Y[:0])),
-    "no tensor": (ValueError, r"x: got tensors of shapes \[\]", (3.0, Y)),
+    "no tensor": (ValueError, r"x: got float; a tensor", (3.0, Y)),
     "no targets": (ValueError, r"y: got NoneType", (X, None)),
 }
 
@@ -405,3 +405,25 @@ def test_a_residual_function_that_calls_the_model_may_take_targets(solver):
     ours = steps(LMA(one, residual_fn=lambda net, x, y: net(x) - y, solver=solver), 4, X, Y)
     theirs = steps(LMA(other, residual_fn=difference, solver=solver), 4, X, Y)
     assert ours == pytest.approx(theirs, rel=1e-9)
+
+
+def test_residuals_that_leave_rows_out_are_an_error_that_says_so():
+    """The rows probed were all there; later some are missing, which the number of residuals cannot tell whose."""
+    def finite(outputs, targets):
+        return (outputs - targets)[torch.isfinite(targets)]
+
+    holes = Y.clone()
+    holes[1] = torch.nan
+    with pytest.raises(ValueError, match="not the same number for each"):
+        LMA(network(), residual_fn=finite).step(X, holes)
+
+
+def test_a_copy_goes_on_alone():
+    """LMA and its module are copied or pickled together."""
+    lma = LMA(network(), devices=["cpu", "cpu"])
+    steps(lma, 2, X, Y)
+    other = copy.deepcopy(lma)
+    before = flat(lma.model)
+    ours = steps(other, 3, X, Y)
+    assert torch.equal(flat(lma.model), before)
+    assert steps(lma, 3, X, Y) == ours

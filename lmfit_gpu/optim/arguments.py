@@ -41,6 +41,8 @@ def first_parameter(model: Any) -> torch.Tensor:
     """Return a parameter that is trained: all have its dtype and device."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: got {type(model).__name__}; a torch.nn.Module is expected")
+    if any(isinstance(parameter, torch.nn.parameter.UninitializedParameter) for parameter in model.parameters()):
+        raise ValueError("model: a lazy layer has no weights yet; call the model once on some rows")
     free = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not free:
         raise ValueError("model: has no parameters to train (requires_grad is False for all)")

@@ -6,7 +6,7 @@ outputs of a row into its residuals (:mod:`lmfit_gpu.factors`). Everything is in
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +15,15 @@ import torch
 
 from lmfit_gpu.blocks import Block, Workers
 from lmfit_gpu.factors import Factors
-from lmfit_gpu.optim.network import Network, n_rows_of, on_device, random_numbers
-from lmfit_gpu.optim.residuals import ONLY, Residuals
-from lmfit_gpu.optim.row_kinds import Rows, counted, examined, picked_rows, residuals_of_network
+from lmfit_gpu.optim.network import Network, on_device, random_numbers
+from lmfit_gpu.optim.residuals import Residuals
+from lmfit_gpu.optim.row_kinds import Rows, picked_rows, residuals_of_network
 from lmfit_gpu.penalty import Penalty, penalty_on
 from lmfit_gpu.problem import Problem
 from lmfit_gpu.row_check import PROBE_ROWS
 from lmfit_gpu.rows import LEAF_ROWS, chunk_slices, each_tensor
 
-__all__ = ["BatchProblem", "Group", "Randomness", "batch_groups"]
+__all__ = ["BatchProblem", "Group", "Randomness"]
 
 BLOCK_BYTES = 64 * 2**20  # of one block's Jacobian
 SEEDS_APART = 1_000_003  # a prime: seeds of blocks of one step are not those of another
@@ -353,62 +353,3 @@ def _spread(multipliers: torch.Tensor, n: int) -> torch.Tensor:
     if n % len(multipliers):
         return multipliers.new_full((n,), 1.0) * multipliers[0]
     return multipliers if n == len(multipliers) else multipliers.repeat_interleave(n // len(multipliers))
-
-
-def batch_groups(  # noqa: PLR0913
-    residuals: Mapping[str, Residuals],
-    x: Any,
-    y: Any,
-    network: Network,
-    theta: torch.Tensor,
-    *,
-    known: Mapping[Any, Rows],
-    row_weights: Mapping[str, torch.Tensor],
-) -> tuple[list[Group], dict[Any, Rows]]:
-    """Return the groups of a batch, and what is known of rows like these.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If x and y are not the rows that the groups need.
-    """
-    several = set(residuals) != {ONLY}
-    found, groups = dict(known), []
-    for name, residual in residuals.items():
-        part_x, part_y = (
-            _of_group(tree, name, residuals, label) if several else tree for tree, label in ((x, "x"), (y, "y"))
-        )
-        where = f"x[{name!r}]" if several else "x"
-        n = n_rows_of(part_x, where)
-        if part_y is not None and n_rows_of(part_y, where.replace("x", "y", 1)) != n:
-            raise ValueError(f"y: has {n_rows_of(part_y, 'y')} rows; {where} has {n}")
-        key = (name, _kind(part_x), _kind(part_y))
-        if key not in found or found[key].coupled:
-            found[key] = examined(network, residual, part_x, part_y, theta)
-        elif residual.likelihood is not None and isinstance(part_y, torch.Tensor):
-            residual.likelihood.checked(torch.zeros(n, found[key].q), part_y)
-        rows = found[key]
-        count = n * rows.k
-        if rows.coupled and (rows.whole or rows.k == 0):
-            count = counted(network, residual, (part_x, part_y), theta)
-            rows = replace(rows, k=count // n if count % n == 0 else 0, q=count // n if count % n == 0 else 0)
-        groups.append(Group(residual, part_x, part_y, n, rows, count, row_weights.get(name)))
-    return groups, found
-
-
-def _of_group(tree: Any, name: str, residuals: Mapping[str, Residuals], label: str) -> Any:
-    if label == "y" and tree is None:
-        return None
-    if not isinstance(tree, Mapping) or not set(residuals) <= set(tree):
-        given = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
-        raise ValueError(f"{label}: got {given}; a dict with the groups of residual_fn is expected: {list(residuals)}")
-    return tree[name]
-
-
-def _kind(tree: Any) -> Any:
-    """Return the structure of a tree of tensors, and the kind and width of each: what rows like these are known by."""
-    if isinstance(tree, torch.Tensor):
-        return tree.shape[1:], tree.dtype
-    if isinstance(tree, dict):
-        return tuple((key, _kind(part)) for key, part in tree.items())
-    return tuple(_kind(part) for part in tree) if isinstance(tree, (tuple, list)) else type(tree)

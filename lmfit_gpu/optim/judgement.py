@@ -5,7 +5,7 @@ is an unbiased estimate of what it has gained, with the standard error s_d √N.
 itself are not: a step that fits few rows exactly gains on them whatever it does to others.
 
 ==================  =========================================  ====================================
-fall < −s_d √N      worse by more than chance                  undone, and the next step is shorter
+fall < −2 s_d √N    worse by more than chance                  undone, and the next step is shorter
 fall > s_d √N       better by more than chance                 as its own rows say: it may be longer
 else                nothing is certain                         as long as it was
 ==================  =========================================  ====================================
@@ -29,7 +29,8 @@ from lmfit_gpu.optim.memory import Memory
 __all__ = ["SAME_ROWS", "Judgement", "judged"]
 
 SAME_ROWS = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative difference of the costs of the same rows in any order
-CHANCE = 1.0  # standard errors that a change of the cost may be of
+FAILED = 2.0  # standard errors of a rise that is beyond chance: at 1, one harmless step in six would be undone
+GAINED = 1.0  # standard errors of a fall that lets steps grow
 HALF = 0.5  # of the radius; noise decides often, so it is not MINPACK's fraction
 
 
@@ -80,11 +81,12 @@ def judged(problem: BatchProblem, theta: torch.Tensor, memory: Memory, policy: D
     error = float(falls.std() * len(falls) ** 0.5) if len(falls) > 1 else math.inf
     step = last.step(count**0.5)
     before, scale = replace(memory, policy=last.policy).in_units_of(count)
-    failed = fall < -CHANCE * error
+    failed = fall < -FAILED * error
     if failed:
         state = shorter(policy, before, step)
     else:
-        state = policy.accept(before, step, last.gain_ratio) if fall > CHANCE * error else before
-    memory = replace(memory.with_units_of(count, state, scale), last=None)
+        state = policy.accept(before, step, last.gain_ratio) if fall > GAINED * error else before
+    displacement = None if failed else memory.displacement
+    memory = replace(memory.with_units_of(count, state, scale), last=None, displacement=displacement)
     noise = error / abs(fall) if fall != 0 else math.inf
     return Judgement(last.theta if failed else theta, memory, False, noise)

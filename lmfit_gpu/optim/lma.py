@@ -43,24 +43,25 @@ from lmfit_gpu.optim.arguments import (
     devices_of,
     first_parameter,
 )
-from lmfit_gpu.optim.batch import BatchProblem, Randomness, batch_groups
+from lmfit_gpu.optim.batch import BatchProblem, Randomness
+from lmfit_gpu.optim.grouping import Recent, batch_groups
 from lmfit_gpu.optim.judgement import SAME_ROWS, judged, shorter
 from lmfit_gpu.optim.memory import Last, Memory, fitting_scale, is_seen, references
-from lmfit_gpu.optim.network import Network, frozen_statistics, is_random, on_device
-from lmfit_gpu.optim.policies import Carried, resolve_policy
+from lmfit_gpu.optim.network import Network, called, frozen_statistics, is_random, on_device
+from lmfit_gpu.optim.policies import resolve_policy
 from lmfit_gpu.optim.residuals import ONLY, resolve_residuals
 from lmfit_gpu.optim.routes import derivatives_for
+from lmfit_gpu.optim.trials import Trials
 from lmfit_gpu.result import IterationRecord, Status, Stop
+from lmfit_gpu.rows import each_tensor
 from lmfit_gpu.state import State
-from lmfit_gpu.termination import OF_NETWORKS, Tolerances, check, rounding_of_residual
-from lmfit_gpu.trial import Trial, attempted
+from lmfit_gpu.trial import Trial
 
 __all__ = ["LMA"]
 
 DECAY = 0.9  # of D from batch to batch
 ATTEMPTS = 10  # trials of one step, as in LeMA
 NO_STEP = Step(torch.empty(0), 0.0, 0.0, 0.0, valid=False)
-NEAR = 1e-3  # relative fall of the cost in the last step below which stop tests are made
 QR_PARAMS, QR_RESIDUALS = 1000, 5000  # beyond, cholesky takes 0.6 of the time for the same losses
 
 
@@ -199,8 +200,8 @@ class LMA:
         self._replicas = [self._network]
         self._replicas += [Network(copy.deepcopy(model).to(device)) for device in self.devices[1:]]
         self._workers = Workers(len(self.devices))
-        self._known: dict[Any, Any] = {}
-        self._chosen: dict[Any, Derivatives] = {}
+        self._known, self._chosen = Recent(), Recent()
+        self._kinds: tuple[Any, ...] = ()
         self._memory = Memory()
         self._seen: Any = None
         self.status: Status | None = None
@@ -235,7 +236,17 @@ class LMA:
         n, n_tensors = sum(self._network.sizes), len(self._network.sizes)
         if memory.scale is not None and memory.scale.d.numel() not in (n, n_tensors):
             raise ValueError(f"state_dict: D has {memory.scale.d.numel()} numbers; the model has {n} parameters")
-        self._memory, self._seed, self._seen = memory, int(state["seed"]), None
+        self._memory, self._seed, self._seen = memory.cast(self._network.dtype), int(state["seed"]), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: all but threads, and what can be found again."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_seen", "_workers", "_known", "_chosen")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what was kept."""
+        self.__dict__.update(state)
+        self._seen, self._workers = None, Workers(len(self.devices))
+        self._known, self._chosen = Recent(), Recent()
 
     def step(self, x: Any, y: Any = None, slice_size: int | None = None) -> tuple[float, bool]:
         """Make one step on a batch.
@@ -248,7 +259,8 @@ class LMA:
         y : tensor, or tuple, list or dict of tensors, optional
             Targets, as the residual function takes them.
         slice_size : int, optional
-            Rows that a device works on at a time. Memory, not the result, depends on it.
+            Rows that a device works on at a time. Memory, not the result, depends on it, but for the random numbers of
+            a model in training mode, which every slice draws for itself.
 
         Returns
         -------
@@ -267,17 +279,28 @@ class LMA:
         """
         if slice_size is not None:
             slice_size = checked_whole("slice_size", slice_size, 1)
-        whole = set(self._residuals) == {ONLY} and self._residuals[ONLY].form != "network"
-        batch = on_device(x, self.devices[0], self._network.dtype) if whole else None
-        with frozen_statistics(self.model, batch):
+        self._network.check_current()
+        with frozen_statistics(self.model, lambda: self._run(x, y)):
             for replica in self._replicas[1:]:
                 replica.follow(self.model)
             theta = self._network.theta
             return self._stepped(self._problem(x, y, slice_size, theta), theta, (x, y))
 
+    def _run(self, x: Any, y: Any) -> None:
+        """Run the module over a whole batch, as its residual functions do."""
+        several = set(self._residuals) != {ONLY}
+        for name, residuals in self._residuals.items():
+            parts = ((tree[name] if several and tree is not None else tree) for tree in (x, y))
+            part_x, part_y = (on_device(part, self.devices[0], self._network.dtype) for part in parts)
+            if residuals.function is not None and residuals.form == "network":
+                residuals.function(self.model, each_tensor(lambda tensor: tensor.detach(), part_x), part_y)
+            else:
+                with torch.no_grad():
+                    called(self.model, {}, part_x)
+
     def _problem(self, x: Any, y: Any, slice_size: int | None, theta: torch.Tensor) -> BatchProblem:
         memory = self._memory
-        groups, self._known = batch_groups(
+        groups, self._kinds = batch_groups(
             self._residuals, x, y, self._network, theta, known=self._known, row_weights=memory.row_weights
         )
         seed = self._seed + memory.n_steps if is_random(self.model) else None
@@ -298,10 +321,11 @@ class LMA:
         """Return the problem with the weights of its rows renewed by their residuals."""
         found = dict(zip(self._residuals, problem.residuals_by_group(theta), strict=True))
         row_weights = self._attention.updated(self._memory.row_weights or None, found)
-        self._memory = replace(self._memory, row_weights=row_weights)
         return problem.weighted(row_weights.values())
 
     def _solver_for(self, problem: BatchProblem) -> str:
+        if self._solver == "ghost" and len(problem.groups) > 1:
+            raise ValueError("solver: got 'ghost' with several groups of residuals; it is for one")
         if self._solver != "auto":
             return self._solver
         if problem.n_residuals < problem.n_params and not problem.coupled and len(problem.groups) == 1:
@@ -323,11 +347,12 @@ class LMA:
             limit = SAME_ROWS[problem.dtype] * memory.cost
             repeats = abs(state.cost / problem.n_counted - memory.cost) <= limit
         state = replace(state, policy=self._policy.start(state.lin, theta) if policy is None else policy)
-        stop = self._tested(problem, state, memory, repeats)
-        trial, engine = None, self._engine(problem)
+        trials, trial = Trials(self._engine(problem), self._share, self._momentum, self._attempts), None
+        stop = trials.tested(problem, state, memory, repeats)
         if stop is None:
             begun = state.policy
-            state, trial, stop = self._tried(problem, state, engine, memory)
+            state, trial, stop = trials.tried(problem, state, memory.displacement)
+            self.record = state.record
             if trial is None and self._noise_aware and not repeats:
                 # one batch on which nothing succeeds must not leave the next ones without a step
                 state = replace(state, policy=shorter(self._policy, begun, NO_STEP))
@@ -351,10 +376,10 @@ class LMA:
     def _linearized(self, problem: BatchProblem, theta: torch.Tensor, scale: Any, repeats: bool) -> State:
         """Return the state at theta, linearised, with D."""
         solver = self._solver_for(problem)
-        key = (solver == "ghost", *self._known)
+        key = (solver == "ghost", *self._kinds)
         if key not in self._chosen:
-            self._chosen[key] = derivatives_for(problem, theta, by_tensor=solver == "ghost")
-        derivatives = replace(self._chosen[key], problem=problem)
+            self._chosen[key] = derivatives_for(problem, theta, by_tensor=solver == "ghost").route
+        derivatives = Derivatives(problem, self._chosen[key])
         jacobian = derivatives.at(theta)
         full = linearize(jacobian, solver, get_backend(self._backend, problem.device))
         if problem.curves:
@@ -374,43 +399,14 @@ class LMA:
         lin = full.with_scale(scale.d)
         return State(theta, cost, derivatives, jacobian, lin, scale, None, njev=1)
 
-    def _tested(self, problem: BatchProblem, state: State, memory: Memory, repeats: bool) -> Stop | None:
-        """Return why no step is needed: tests are made where the last step has gained little, or there is no slope."""
-        near = repeats and memory.fall < NEAR
-        if not near and memory.cost is not None and state.lin.residual_norm > 0:
-            return None
-        flat = state.lin.has_gradient and not bool(state.lin.gradient.any())
-        return self._checked(problem, state, near or flat)
-
-    def _checked(self, problem: BatchProblem, state: State, is_near: bool) -> Stop | None:
-        """Return the stop test that is met, or None; away from the end only that of a residual of zero is made."""
-        undamped = self._engine(problem).longest(state) if is_near else None
-        rounding = rounding_of_residual(state.lin, state.theta, 0.0)
-        tolerances = Tolerances.resolve(OF_NETWORKS[problem.dtype], "auto", "auto", problem.dtype)
-        return check(state.lin, undamped, state.theta, rounding, tolerances, state.cost)
-
-    def _tried(
-        self, problem: BatchProblem, state: State, engine: LevenbergMarquardt, memory: Memory
-    ) -> tuple[State, Trial | None, Stop | None]:
-        """Return the state, the accepted trial or None, and why there is none."""
-        attempts = self._policy.attempts or self._attempts
-        for attempt in range(attempts):
-            carried = Carried(self._policy, self._share, self._momentum, memory.displacement if attempt == 0 else None)
-            plain = self._share == 1.0 and carried.before is None
-            state, trial = attempted(self._policy if plain else carried, problem, state)
-            self.record = trial.record(state)
-            if trial.accepted:
-                return state, trial, None
-            state = engine.after_rejection(problem, state, trial)
-            if state.stop is not None:
-                return state, None, self._checked(problem, state, is_near=True) or state.stop
-        return state, None, Stop(Status.STALLED, trial.step.scaled_norm, float("inf"), f"{attempts} trials; last step")
-
     def _remembered(
         self, problem: BatchProblem, state: State, trial: Trial | None, memory: Memory, stop: Stop | None
     ) -> Memory:
         count, before = problem.n_counted, state.policy
         kept = replace(memory, n_steps=memory.n_steps + 1, stopped=stop is not None)
+        if self._attention is not None:
+            weights = zip(self._residuals, problem.groups, strict=True)
+            kept = replace(kept, row_weights={k: g.row_weights for k, g in weights if g.row_weights is not None})
         if trial is None:
             kept = replace(kept, cost=state.cost / count, fall=0.0, last=None, displacement=None)
             return kept.with_units_of(count, before, state.scale)

@@ -95,6 +95,12 @@ class Memory:
         scale = None if scale is None else Scale(scale.d / root, scale.placeholder)
         return replace(self, policy=rescaled(policy, 1 / root), scale=scale)
 
+    def cast(self, dtype: torch.dtype) -> "Memory":
+        """Return the memory with points and displacements in an arithmetic."""
+        last = None if self.last is None else replace(self.last, theta=self.last.theta.to(dtype))
+        displacement = None if self.displacement is None else self.displacement.to(dtype)
+        return replace(self, last=last, displacement=displacement)
+
     def written(self) -> dict[str, Any]:
         """Return plain numbers, strings, tensors, and dicts of them."""
         return {name: _written(getattr(self, name)) for name in (f.name for f in dataclasses.fields(self))}

@@ -33,6 +33,8 @@ class Network(ModuleModel):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module, evaluates=False)
+        one = next(p for p in module.parameters() if p.requires_grad)
+        self._kind = one.dtype, one.device
 
     def __call__(self, theta: torch.Tensor, x: Any, y: Any = None) -> torch.Tensor:
         """Return the module's output at theta, shape (rows, ...)."""
@@ -42,6 +44,16 @@ class Network(ModuleModel):
         """Return function(module), where the module has the parameters theta meanwhile: all of it can be used."""
         parameters = {f"module.{name}": part for name, part in self.split(theta).items()}
         return functional_call(_Holder(self.module), parameters, (function,))
+
+    def check_current(self) -> None:
+        """Raise ValueError where the module does not have the trained parameters any more that it had."""
+        free = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        if {name: p.shape for name, p in free.items()} != self._shapes:
+            changed = sorted(set(free) ^ set(self._shapes)) or "another shape"
+            raise ValueError(f"model: LMA was made for other trained parameters ({changed}); make a new LMA")
+        kinds = {(p.dtype, p.device) for p in free.values()}
+        if kinds != {self._kind}:
+            raise ValueError(f"model: LMA was made for {self._kind}, the model has {kinds}; make a new LMA")
 
     def follow(self, source: torch.nn.Module) -> None:
         """Take over the modes, buffers and fixed parameters of another copy of the module."""
@@ -84,35 +96,46 @@ def _norms(module: torch.nn.Module) -> list[_BatchNorm]:
 
 
 @contextmanager
-def frozen_statistics(module: torch.nn.Module, x: Any) -> Iterator[None]:
+def frozen_statistics(module: torch.nn.Module, run: Callable[[], Any]) -> Iterator[None]:
     """Take a batch into the running statistics of every BatchNorm in training mode, and hold them for a while.
 
     Parameters
     ----------
     module : Module
-        Its modes are put back at the end.
-    x : tensor, or tuple, list or dict of tensors
-        The whole batch, on the device of the module. None: there is nothing to take in.
+        Its modes are put back at the end; its statistics too where the work fails.
+    run : callable ()
+        Runs the module over the whole batch.
     """
     norms = _norms(module)
-    if norms and x is not None:
-        own = [norm.momentum for norm in norms]
-        for norm in norms:
-            if norm.num_batches_tracked is not None and int(norm.num_batches_tracked) == 0:
-                norm.momentum = 1.0  # nothing is known yet: torch's (0, 1) are no statistics
-        try:
-            with torch.no_grad():
-                called(module, {}, x)
-        finally:
-            for norm, momentum in zip(norms, own, strict=True):
-                norm.momentum = momentum
-    for norm in norms:
-        norm.training = False
+    buffers = [buffer for norm in norms for buffer in norm.buffers()]
+    before = [buffer.clone() for buffer in buffers]
     try:
+        if norms:
+            _take_in(norms, run)
+        for norm in norms:
+            norm.training = False
         yield
+    except BaseException:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+        raise
     finally:
         for norm in norms:
             norm.training = True
+
+
+def _take_in(norms: Sequence[_BatchNorm], run: Callable[[], Any]) -> None:
+    """Run a batch; where nothing is known yet it replaces torch's (0, 1), which are no statistics."""
+    own = [norm.momentum for norm in norms]
+    for norm in norms:
+        if norm.num_batches_tracked is not None and int(norm.num_batches_tracked) == 0:
+            norm.momentum = 1.0
+    try:
+        run()
+    finally:
+        for norm, momentum in zip(norms, own, strict=True):
+            norm.momentum = momentum
 
 
 @contextmanager
@@ -171,6 +194,10 @@ def n_rows_of(x: Any, name: str) -> int:
     ValueError
         If there is no tensor, or their leading axes differ.
     """
+    if not tensors_of(x):
+        raise ValueError(
+            f"{name}: got {type(x).__name__}; a tensor (torch.as_tensor), or a tuple, list or dict of them"
+        )
     sizes = {part.shape[0] if part.ndim else None for part in tensors_of(x)}
     if len(sizes) != 1 or None in sizes or not next(iter(sizes)):
         shapes = [tuple(part.shape) for part in tensors_of(x)]

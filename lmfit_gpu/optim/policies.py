@@ -94,9 +94,7 @@ class Carried:
             slope = -float(lin.gradient @ step.p.double())
             half_square = slope - step.predicted_reduction  # ½‖J p‖²
             gain = self.share * slope - self.share**2 * half_square
-            step = replace(
-                step, p=self.share * step.p, predicted_reduction=gain, scaled_norm=self.share * step.scaled_norm
-            )
+            step = replace(step, p=self.share * step.p, predicted_reduction=gain)  # its length stays: the radius is its
         if self.momentum == 0 or self.before is None:
             return step, state
         p = (step.p + self.momentum * self.before.to(step.p)).double()

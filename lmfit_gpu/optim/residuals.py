@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from lmfit_gpu.likelihoods import Likelihood, repaired_rows, resolve_likelihood
@@ -80,6 +81,11 @@ class Residuals:
         with torch.enable_grad():
             leaf = outputs.requires_grad_()
             r = self.of_outputs(leaf, y)
+            if r.ndim == 1:
+                raise ValueError(
+                    f"residual_fn: returned {len(r)} residuals for {len(outputs)} rows, not the same number for each; a row "
+                    "that is to be left out has residuals of zero"
+                )
             if not r.requires_grad:
                 raise ValueError("residual_fn: what it returns does not depend on the outputs of the model")
             slopes = [
@@ -108,10 +114,10 @@ def resolve_residuals(residual_fn: Any, weights: Mapping[str, float] | None) -> 
     unknown = sorted(set(given) - set(residual_fn))
     if unknown:
         raise ValueError(f"weights: got {unknown}; the groups of residual_fn are {sorted(residual_fn)}")
-    groups = {}
+    groups: dict[str, Residuals] = {}
     for name, function in residual_fn.items():
-        weight = given.get(name, 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        weight: Any = given.get(name, 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)) or not 0 < weight < math.inf:
             raise ValueError(f"weights: got {weight!r} for {name!r}; a positive number is expected")
         groups[name] = _resolved(function, float(weight))
     return groups

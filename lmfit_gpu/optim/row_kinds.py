@@ -125,10 +125,15 @@ def _measured(
     return Rows(flat.shape[1], r.shape[1], tuple(outputs.shape[1:])), flat, r
 
 
+def _squeezed(part: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of rows without axes of length 1, which pair the same numbers with and without."""
+    return part.shape[0], *(size for size in part.shape[1:] if size != 1)
+
+
 def _check_targets(residuals: Residuals, outputs: torch.Tensor, y: Any) -> None:
     shape = tuple(outputs.shape)
     if residuals.function is None:
-        if not isinstance(y, torch.Tensor) or y.numel() != outputs.numel() or y.shape[:1] != outputs.shape[:1]:
+        if not isinstance(y, torch.Tensor) or _squeezed(y) != _squeezed(outputs):
             given = f"rows of shape {tuple(y.shape[1:])}" if isinstance(y, torch.Tensor) else type(y).__name__
             raise ValueError(f"y: got {given}; the model's outputs have rows of shape {shape[1:]}")
         return
