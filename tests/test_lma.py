@@ -409,6 +409,7 @@ def test_a_residual_function_that_calls_the_model_may_take_targets(solver):
 
 def test_residuals_that_leave_rows_out_are_an_error_that_says_so():
     """The rows probed were all there; later some are missing, which the number of residuals cannot tell whose."""
+
     def finite(outputs, targets):
         return (outputs - targets)[torch.isfinite(targets)]
 

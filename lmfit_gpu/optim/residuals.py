@@ -83,8 +83,8 @@ class Residuals:
             r = self.of_outputs(leaf, y)
             if r.ndim == 1:
                 raise ValueError(
-                    f"residual_fn: returned {len(r)} residuals for {len(outputs)} rows, not the same number for each; a row "
-                    "that is to be left out has residuals of zero"
+                    f"residual_fn: returned {len(r)} residuals for {len(outputs)} rows, not the same number for each; "
+                    "a row that is to be left out has residuals of zero"
                 )
             if not r.requires_grad:
                 raise ValueError("residual_fn: what it returns does not depend on the outputs of the model")
@@ -117,7 +117,11 @@ def resolve_residuals(residual_fn: Any, weights: Mapping[str, float] | None) -> 
     groups: dict[str, Residuals] = {}
     for name, function in residual_fn.items():
         weight: Any = given.get(name, 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)) or not 0 < weight < math.inf:
+        if (
+            isinstance(weight, bool)
+            or not isinstance(weight, (int, float, np.integer, np.floating))
+            or not 0 < weight < math.inf
+        ):
             raise ValueError(f"weights: got {weight!r} for {name!r}; a positive number is expected")
         groups[name] = _resolved(function, float(weight))
     return groups

@@ -55,7 +55,7 @@ class Trials:
         return check(state.lin, undamped, state.theta, rounding, tolerances, state.cost)
 
     def tried(
-        self, problem: BatchProblem, state: State, displacement: object
+        self, problem: BatchProblem, state: State, displacement: torch.Tensor | None
     ) -> tuple[State, Trial | None, Stop | None]:
         """Return the state with the record of the last trial, the accepted trial or None, and why there is none."""
         policy: DampingPolicy = self.engine.damping
