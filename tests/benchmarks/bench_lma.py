@@ -400,7 +400,7 @@ def draw(seconds=20.0):
     axes.set_xlim(left=0)
     axes.set_title("1,027,601 weights (64-700-700-700-1, tanh), 512 rows, float32", fontsize=9)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper right")
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=110)
 
