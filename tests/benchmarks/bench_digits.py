@@ -1,12 +1,12 @@
-"""A convolutional network on the digits of scikit-learn: LMA (softmax, growing batches) beside Adam, in one run.
+"""A convolutional network on the digits of scikit-learn: LMA (softmax, batches of 64) beside Adam, in one run.
 
-A stratified split of 75/25, seed 0; Conv(1, 8, 3) tanh, Conv(8, 11, 3, stride 2) tanh, Linear: 1,883 weights, float32,
-no augmentation. A pass is each training row drawn once: LMA linearises on them, tries steps, and looks at them once
-more to judge the last step.
+A stratified split of 75/25, seed 0; Conv(1, 8, 3) tanh, Conv(8, 16, 3) tanh, MaxPool, Linear: 1,898 weights, float32,
+no augmentation. A pass is each training row drawn once, counted by rows: both are checked every 128 rows. LMA
+linearises on its rows, tries steps, and looks at the next rows to judge the last step.
 
 Printed: passes and processor seconds (one thread) to 97 % of the held-out rows for each of five seeds, Adam with the
 best of its learning rates and batch sizes; then the training loss that LMA reaches on all rows at once, its time, and
-what Adam reaches in ten times that time at every rate.
+how far Adam comes at every rate, in ten times that time at most.
 """
 
 import time
@@ -18,12 +18,14 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lmfit_gpu import LMA, NielsenDamping
+from lmfit_gpu import LMA
 
-GOAL, SEEDS, MOST_PASSES = 0.97, range(5), 12
+GOAL, SEEDS = 0.97, range(5)
 RATES, BATCHES = (3e-4, 1e-3, 3e-3, 1e-2, 2e-2), (32, 64, 128)
-ADAM_PASSES = 20
-GROWING = (128, 192, 224, 256)  # rows of a batch in each pass
+MOST_PASSES = 20
+CHECKED = 128  # rows between two looks at the held-out ones
+BATCH = 64
+DAMPING = {"damping": "marquardt", "damping_start": 1.0, "damping_up": 2.0, "damping_down": 0.8}
 LOSS = 1e-6
 
 
@@ -37,8 +39,8 @@ def digits(dtype=torch.float32):
 
 def network(seed, dtype=torch.float32):
     torch.manual_seed(seed)
-    layers = [nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Conv2d(8, 11, 3, stride=2, padding=1), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(99, 10)).to(dtype)
+    layers = [nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Conv2d(8, 16, 3), nn.Tanh(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 10)).to(dtype)
 
 
 def accuracy(model, rows):
@@ -46,18 +48,23 @@ def accuracy(model, rows):
         return float((model(rows[0]).argmax(1) == rows[1]).double().mean())
 
 
-def passes_to_goal(model, step, batches, seed, most):
-    """Return passes and seconds to the goal, `most` + 1 where it is not reached."""
+def passes_to_goal(model, step, batch, seed):
+    """Return passes and seconds to the goal; `MOST_PASSES` where it is not reached."""
     (x, y), held = digits()
-    generator, begun = torch.Generator().manual_seed(seed), time.process_time()
-    for number in range(1, most + 1):
-        batch = batches[min(number, len(batches)) - 1]
+    generator, seconds, drawn, looked = torch.Generator().manual_seed(seed), 0.0, 0, 0
+    while drawn < MOST_PASSES * len(y):
         for rows in torch.randperm(len(y), generator=generator).split(batch):
-            if len(rows) > batch // 2:
-                step(x[rows], y[rows])
-        if accuracy(model, held) >= GOAL:
-            return number, time.process_time() - begun
-    return most + 1, time.process_time() - begun
+            if len(rows) <= batch // 2:
+                continue
+            begun = time.process_time()
+            step(x[rows], y[rows])
+            seconds += time.process_time() - begun
+            drawn += len(rows)
+            if drawn // CHECKED > looked:
+                looked = drawn // CHECKED
+                if accuracy(model, held) >= GOAL:
+                    return drawn / len(y), seconds
+    return MOST_PASSES, seconds
 
 
 def by_adam(seed, rate, batch):
@@ -69,13 +76,12 @@ def by_adam(seed, rate, batch):
         cross_entropy(model(x), y).backward()
         adam.step()
 
-    return passes_to_goal(model, step, (batch,), seed, ADAM_PASSES)
+    return passes_to_goal(model, step, batch, seed)
 
 
 def by_lma(seed):
     model = network(seed)
-    lma = LMA(model, residual_fn="softmax", damping=NielsenDamping(start_damping=10.0))
-    return passes_to_goal(model, lma.step, GROWING, seed, MOST_PASSES)
+    return passes_to_goal(model, LMA(model, residual_fn="softmax", **DAMPING).step, BATCH, seed)
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +96,12 @@ def test_passes_to_97_percent():
     tried = {(rate, batch): [by_adam(seed, rate, batch) for seed in SEEDS] for rate in RATES for batch in BATCHES}
     best = min(tried, key=lambda key: sum(passes for passes, _ in tried[key]))
     ours = [by_lma(seed) for seed in SEEDS]
-    for name, runs in ((f"Adam, lr {best[0]:g}, batch {best[1]}", tried[best]), (f"LMA, batches {GROWING}", ours)):
+    for name, runs in ((f"Adam, lr {best[0]:g}, batch {best[1]}", tried[best]), (f"LMA, batch {BATCH}", ours)):
         passes, seconds = zip(*runs, strict=True)
-        print(f"\n{name}: passes {list(passes)}, mean {sum(passes) / 5:.1f}; {sum(seconds) / 5:.1f} s each", end="")
+        print(
+            f"\n{name}: passes {[round(p, 2) for p in passes]}, mean {sum(passes) / 5:.2f}, {sum(seconds) / 5:.1f} s",
+            end="",
+        )
 
 
 def test_training_loss():
@@ -109,7 +118,7 @@ def test_training_loss():
     for rate in RATES[1:]:
         other = network(0, torch.float64)
         adam, begun, lowest = torch.optim.Adam(other.parameters(), lr=rate), time.process_time(), float("inf")
-        while time.process_time() - begun < 10 * ours:
+        while lowest > LOSS and time.process_time() - begun < 10 * ours:
             for rows in torch.randperm(len(y)).split(128):
                 adam.zero_grad()
                 value = cross_entropy(other(x[rows]), y[rows])
@@ -117,6 +126,7 @@ def test_training_loss():
                 adam.step()
             with torch.no_grad():
                 lowest = min(lowest, float(cross_entropy(other(x), y)))
-        reached[rate] = lowest
-    print("\nAdam in ten times that: " + ", ".join(f"{rate:g}: {low:.1e}" for rate, low in reached.items()))
+        reached[rate] = lowest, time.process_time() - begun
+    shown = ", ".join(f"{rate:g}: {low:.1e} in {seconds:.0f} s" for rate, (low, seconds) in reached.items())
+    print(f"\nAdam, until {LOSS:g} or ten times that: {shown}", end="")
     assert loss <= LOSS
