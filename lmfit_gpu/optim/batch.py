@@ -341,7 +341,8 @@ class BatchProblem(Problem):
         if group.rows.coupled:
             return group.n_rows
         if self._slice_size is not None:
-            return min(self._slice_size, group.n_rows)
+            whole_leaves = self._slice_size - self._slice_size % LEAF_ROWS  # the same sums whatever the slices
+            return min(whole_leaves or self._slice_size, group.n_rows)
         row_bytes = torch.finfo(self.dtype).bits // 8 * (self.n_params + 1) * max(group.rows.k, 1)
         fitting = max(1, BLOCK_BYTES // row_bytes) if self.n_params <= group.n_residuals else LEAF_ROWS
         shared = -(-group.n_rows // len(self.devices))

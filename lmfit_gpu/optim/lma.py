@@ -259,8 +259,9 @@ class LMA:
         y : tensor, or tuple, list or dict of tensors, optional
             Targets, as the residual function takes them.
         slice_size : int, optional
-            Rows that a device works on at a time. Memory, not the result, depends on it, but for the random numbers of
-            a model in training mode, which every slice draws for itself.
+            Rows that a device works on at a time; above 4,096 the next lower multiple of it, so that sums are the same
+            to the bit. Memory, not the result, depends on it, but for the random numbers of a model in training mode,
+            which every slice draws for itself.
 
         Returns
         -------

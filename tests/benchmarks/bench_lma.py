@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from lmfit_gpu import LMA
-from lmfit_gpu.damping import MarquardtDamping, NielsenDamping
+from lmfit_gpu.damping import MarquardtDamping
 
 pytestmark = pytest.mark.benchmark
 
@@ -113,7 +113,7 @@ class OfLMA:
     def __init__(self, network, data, first=FIRST):
         order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(0))
         self.network, self.data, self.n, self.n_steps, self.clock = network, [t[order] for t in data], first, 0, Clock()
-        self.lma = LMA(network, solver="cholesky", damping=NielsenDamping(accelerate=True))
+        self.lma = LMA(network)
         self.rows = [t[:first] for t in self.data]
 
     def step(self):
@@ -188,7 +188,7 @@ def test_small_network_beside_the_peer_adam_and_lbfgs():
     seconds, value = lbfgs(copy.deepcopy(start), x, y)
     print(f"LBFGS, strong Wolfe: {value:.2e} in {seconds:.1f} s; our loss after 2 s {goal:.2e}")
     assert losses[3] <= min(losses[:2]) / 10
-    assert losses[2] <= losses[0]
+    assert losses[2] <= losses[0] / 10
     assert min(ratios) >= 50
 
 
