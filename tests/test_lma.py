@@ -428,3 +428,20 @@ def test_a_copy_goes_on_alone():
     ours = steps(other, 3, X, Y)
     assert torch.equal(flat(lma.model), before)
     assert steps(lma, 3, X, Y) == ours
+
+
+@pytest.mark.parametrize("damping", ["auto", "lema"])
+@pytest.mark.parametrize("attempts", [3, 14])
+def test_attempts_are_those_asked_for(damping, attempts):
+    """Of a policy that has its own number too: the model refuses every point but the start."""
+    model = network()
+    start, forward = flat(model), model.forward
+
+    def walled(x):
+        return forward(x) if torch.equal(flat(model), start) else forward(x) * torch.inf
+
+    model.forward, lma = walled, LMA(model, damping=damping, attempts=attempts)
+    _, terminated = lma.step(X, Y)
+    assert terminated
+    assert lma.record.n_iter == attempts
+    assert torch.equal(flat(model), start)

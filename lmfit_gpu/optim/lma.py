@@ -107,8 +107,8 @@ class LMA:
         w of each group: it contributes w Σ r².
     attention : ResidualAttention, optional
         Weights of the rows that grow with their residuals; every step must have the same rows.
-    attempts : int, default 10
-        Most trials of a step.
+    attempts : int, optional
+        Most trials of a step; 10 by default, or what the policy says.
     seed : int, default 0
         Of the random numbers that a model in training mode draws.
 
@@ -167,7 +167,7 @@ class LMA:
         decay: float | str = "auto",
         weights: Mapping[str, float] | None = None,
         attention: Any = None,
-        attempts: int = ATTEMPTS,
+        attempts: int | None = None,
         seed: int = 0,
     ) -> None:
         own = first_parameter(model)
@@ -194,7 +194,11 @@ class LMA:
         self._noise_aware = self._policy.attempts is None if noise_aware == "auto" else bool(noise_aware)
         self._decay = DECAY if decay == "auto" else checked_number("decay", decay, 0, 1, "a number > 0 and <= 1")
         self._attention = checked_attention(attention)
-        self._attempts = checked_whole("attempts", attempts, 1)
+        if attempts is not None:
+            checked_whole("attempts", attempts, 1)
+            if self._policy.attempts is not None:
+                self._policy = replace(self._policy, attempts=int(attempts))  # type: ignore[type-var]
+        self._attempts = ATTEMPTS if attempts is None else int(attempts)
         self._seed = checked_whole("seed", seed, 0)
         self._network = Network(model)
         self._replicas = [self._network]

@@ -10,7 +10,7 @@ from lmfit_gpu.linear import Linearization, Step
 
 __all__ = ["Carried", "resolve_policy"]
 
-SHRINK = 0.5  # networks: after 100 steps of 1-20-1 on sinc(10x) losses are 1e-6, 8e-5 with the 0.15 of curve fits
+SHRINK = 0.5  # after 100 steps of 1-20-1 on sinc(10x) the loss is 2.5e-6 (mean of six), with the 0.15 of fits 7.9e-5
 LEMA = {"damping_start": "start_damping", "damping_up": "up", "damping_down": "down"}
 
 
