@@ -87,8 +87,8 @@ def checked_parameters(parameters: list[torch.Tensor]) -> None:
     for number, parameter in enumerate(parameters):
         if parameter.dtype not in ARITHMETIC:
             raise ValueError(
-                f"params: tensor {number} is {parameter.dtype}; float32 or float64 is expected (for mixed precision keep "
-                "the parameters in float32, and use torch.autocast)"
+                f"params: tensor {number} is {parameter.dtype}; float32 or float64 is expected (for mixed precision "
+                "keep the parameters in float32, and use torch.autocast)"
             )
         if parameter.layout != torch.strided:
             raise ValueError(f"params: tensor {number} is {parameter.layout}; a dense tensor is expected")
