@@ -122,15 +122,20 @@ class CurvaturePairs:
 
     def apply_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace a vector (n_params,) by H times it, in place, and return it."""
-        if self.gamma is None:
-            return vector
-        if not self.slots:
-            return vector.mul_(self.gamma)
+        gamma = 1.0 if self.gamma is None else self.gamma
         if self._core is None:
-            return self.two_loop_(vector)
-        rows = self._rows()
-        weights = self._core @ (rows @ vector).double()
-        return vector.addmv_(rows.T, weights.to(vector.dtype), beta=self.gamma)
+            return self.two_loop_(vector) if self.slots else vector.mul_(gamma)
+        return vector.addmv_(self._rows().T, self._weights(vector), beta=gamma)
+
+    def add_applied_(self, total: torch.Tensor, decay: float, vector: torch.Tensor) -> torch.Tensor:
+        """Replace `total` by decay · total + H · vector, in place, and return it; `vector` is left undefined.
+
+        The product with the pairs does the decay on its way: a running sum costs no pass of its own.
+        """
+        if self._core is None:
+            return total.mul_(decay).add_(self.apply_(vector))
+        gamma = 1.0 if self.gamma is None else self.gamma
+        return total.addmv_(self._rows().T, self._weights(vector), beta=decay).add_(vector, alpha=gamma)
 
     def two_loop_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace a vector by H times it, in place, by the two-loop recursion."""
@@ -171,6 +176,11 @@ class CurvaturePairs:
         self._gram = np.array(written["gram"], dtype=np.float64)
         if self.gamma is not None:
             self._prepare()
+
+    def _weights(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return M W vector, the weight of each row in H · vector."""
+        assert self._core is not None
+        return (self._core @ (self._rows() @ vector).double()).to(vector.dtype)
 
     def _free_slot(self) -> int:
         return min(set(range(self.capacity)) - set(self.slots))

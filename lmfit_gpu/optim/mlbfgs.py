@@ -42,6 +42,7 @@ from lmfit_gpu.optim.block_steps import (
     moving,
     on_host,
     remember,
+    share_direction,
     take_pair,
 )
 from lmfit_gpu.optim.mlbfgs_options import checked_options, checked_parameters, named_groups
@@ -350,6 +351,8 @@ class MLBFGS(torch.optim.Optimizer):
     def _move(self, groups: Groups) -> None:
         """Send the directions to all ranks and move the parameters."""
         if self._ranks is not None:
+            for block in self._all_blocks():
+                share_direction(block, owned=self._owns(block))
             for pieces in self._vectors:
                 self._ranks.send_from_owners(pieces)
         for group, blocks in groups:
