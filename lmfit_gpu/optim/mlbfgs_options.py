@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from lmfit_gpu.optim.arguments import ARITHMETIC, checked_number, checked_whole
 from lmfit_gpu.optim.pair_damping import RULES
 from lmfit_gpu.optim.parameter_blocks import KINDS
 
-__all__ = ["checked_options", "checked_parameters", "named_groups"]
+__all__ = ["check_loaded", "checked_options", "checked_parameters", "named_groups"]
 
 NORMS = (None, "gradient", "unit")
 SOURCES = ("averages", "overlap")
@@ -18,6 +19,7 @@ WINDOW = (0.01, 1.5)  # σ_L, σ_H
 POWELL_BOUNDS = (0.01, math.inf)  # of B₀
 BETA = 0.9
 TAU = 0.8  # τ₀
+TORCH_ONLY = "differentiable"  # torch's Optimizer adds it to the defaults when a state is taken up
 BELOW_ONE = math.nextafter(1.0, 0.0)
 BELOW_ZERO = math.nextafter(0.0, -1.0)
 
@@ -45,6 +47,11 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     _one_of("damping", options["damping"], RULES)
     _one_of("normalize", options["normalize"], NORMS)
     _one_of("pairs", options["pairs"], SOURCES)
+    if options["normalize"] is not None and checked["initial_scale"] != 1:
+        raise ValueError(
+            f"initial_scale: got {options['initial_scale']!r}; 1 is expected with normalize={options['normalize']!r}, "
+            "which undoes every scale"
+        )
     for name in ("relative_window", "maximize"):
         if not isinstance(options[name], bool):
             raise TypeError(f"{name}: got {options[name]!r}; True or False is expected")
@@ -82,9 +89,22 @@ def _damping(options: dict[str, Any]) -> dict[str, Any]:
     return {"curvature_window": (low, high), "tau": share}
 
 
+def check_loaded(groups: list[dict[str, Any]], names: Iterable[str]) -> None:
+    """Raise ValueError for param groups that are of another optimizer, or have options that are not allowed."""
+    for group in groups:
+        missing = [name for name in (*names, "n_steps") if name not in group and name != TORCH_ONLY]
+        if missing:
+            raise ValueError(f"state_dict: its param groups have no {', '.join(missing)}; those of MLBFGS are expected")
+        checked_options(group)
+
+
 def checked_parameters(parameters: list[torch.Tensor]) -> None:
-    """Raise for parameters that are not float32 or float64."""
+    """Raise for parameters that are not float32 or float64, or given twice."""
+    seen: dict[int, int] = {}
     for number, parameter in enumerate(parameters):
+        first = seen.setdefault(id(parameter), number)
+        if first != number:
+            raise ValueError(f"params: tensor {number} is tensor {first} again; each is expected once")
         if parameter.dtype not in ARITHMETIC:
             raise ValueError(
                 f"params: tensor {number} is {parameter.dtype}; float32 or float64 is expected (for mixed precision "
