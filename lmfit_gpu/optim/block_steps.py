@@ -5,6 +5,7 @@ products with pairs run on its flat vectors. Nothing here waits for a device but
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,22 +84,23 @@ def direct(block: Block, options: Mapping[str, Any]) -> None:
     if options["momentum"] and block.momentum is None:
         block.momentum = block.flat()
     whole = len(block.present) == len(block.members)
-    if block.momentum is not None and whole and pairs.gamma is not None and options["normalize"] is None:
+    if block.momentum is not None and whole and options["normalize"] is None and not options["nesterov"]:
         block.direction = block.momentum
         pairs.add_applied_(block.momentum.vector, options["momentum"], work.vector)
         return
     length = torch.linalg.vector_norm(work.vector) if options["normalize"] == "gradient" else 1.0
     pairs.apply_(work.vector)
-    if pairs.gamma is None:
-        work.vector.mul_(options["initial_scale"])
     if options["normalize"] is not None:
         own = torch.linalg.vector_norm(work.vector)
         work.vector.mul_(length / own.clamp_min(torch.finfo(own.dtype).tiny))
     if block.momentum is not None:
-        block.direction = block.momentum
         running = _present(block, block.momentum)
         torch._foreach_mul_(running, options["momentum"])
         torch._foreach_add_(running, _present(block, work))
+        if options["nesterov"]:
+            torch._foreach_add_(_present(block, work), running, alpha=options["momentum"])
+        else:
+            block.direction = block.momentum
 
 
 def differences(block: Block) -> torch.Tensor:
@@ -120,6 +122,8 @@ def take_pair(block: Block, options: Mapping[str, Any], numbers: NDArray[np.floa
         block.curvature = products.curvature
         _follow_scale(block, options, products)
         pair = damped_pair(products, options, block.scale or 1.0)
+        if pair is not None and options["initial_inverse"] == "fixed":
+            pair = replace(pair, gamma=options["initial_scale"])
         block.tau = None if pair is None else pair.tau
         if pair is not None:
             pairs.append(averages.parameter_before.vector, averages.gradient_before.vector, pair, numbers)
