@@ -48,7 +48,7 @@ def write_block(block: Block, state: MutableMapping[torch.Tensor, dict[str, Any]
             state.pop(member.parameter, None)  # nothing is left of what was written before
 
 
-def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], history_size: int) -> None:
+def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], options: Mapping[str, Any]) -> None:
     """Fill a block from a state that was written; a block that is not in it starts afresh.
 
     Raises
@@ -56,7 +56,7 @@ def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], histo
     ValueError
         If the state is of other blocks.
     """
-    block.pairs = CurvaturePairs(block.n_params, history_size, block.like)
+    block.pairs = CurvaturePairs(block.n_params, options["history_size"], block.like, options["initial_scale"])
     parts = [state.get(member.parameter, {}) for member in block.members]
     if not any(parts):
         return

@@ -43,6 +43,7 @@ from lmfit_gpu.optim.block_steps import (
     moving,
     on_host,
     remember,
+    share_direction,
     take_pair,
 )
 from lmfit_gpu.optim.mlbfgs_options import check_loaded, checked_options, checked_parameters, named_groups
@@ -64,6 +65,7 @@ class MLBFGS(torch.optim.Optimizer):
         *,
         beta: float | None = None,
         momentum: float = 0.9,
+        nesterov: bool = False,
         update_every: int = 50,
         history_size: int = 10,
         history_growth: int | None = None,
@@ -72,6 +74,7 @@ class MLBFGS(torch.optim.Optimizer):
         curvature_window: tuple[float, float] | None = None,
         tau: float | None = None,
         relative_window: bool = False,
+        initial_inverse: str | None = None,
         initial_scale: float = 1.0,
         eigenvalue_bounds: tuple[float, float] | None = None,
         normalize: str | None = None,
@@ -93,6 +96,7 @@ class MLBFGS(torch.optim.Optimizer):
             "lr": lr,
             "beta": beta,
             "momentum": momentum,
+            "nesterov": nesterov,
             "update_every": update_every,
             "history_size": history_size,
             "history_growth": history_growth,
@@ -101,6 +105,7 @@ class MLBFGS(torch.optim.Optimizer):
             "curvature_window": curvature_window,
             "tau": tau,
             "relative_window": relative_window,
+            "initial_inverse": initial_inverse,
             "initial_scale": initial_scale,
             "eigenvalue_bounds": eigenvalue_bounds,
             "normalize": normalize,
@@ -242,8 +247,8 @@ class MLBFGS(torch.optim.Optimizer):
         -------
         list of dict
             `name`, `n_params`, `n_pairs` (now in memory), `curvature` (⟨s,y⟩/⟨s,s⟩ of the newest pair before damping),
-            `tau` (its damping), `scale` (κ), `gamma` (H₀ = gamma I; None before the first pair) and `eigenvalues`
-            (smallest, largest of H without `initial_scale`).
+            `tau` (its damping), `scale` (κ), `gamma` (H₀ = gamma I) and `eigenvalues`
+            (smallest, largest of H).
         """
         return [described(block) for block in self._all_blocks() if self._owns(block)]
 
@@ -284,7 +289,7 @@ class MLBFGS(torch.optim.Optimizer):
         for group, blocks in zip(self.param_groups, built, strict=True):
             for block in blocks:
                 if self._owns(block):
-                    read_block(block, self.state, group["history_size"])
+                    read_block(block, self.state, group)
         self.state = defaultdict(dict)
         self._built, self._vectors = built, vectors
         self._layouts = [Layout.of(group) for group in self.param_groups]
@@ -358,6 +363,8 @@ class MLBFGS(torch.optim.Optimizer):
     def _move(self, groups: Groups) -> None:
         """Send the directions to all ranks and move the parameters."""
         if self._ranks is not None:
+            for block in self._all_blocks():
+                share_direction(block, owned=self._owns(block))
             for pieces in self._vectors:
                 self._ranks.send_from_owners(pieces)
         for group, blocks in groups:

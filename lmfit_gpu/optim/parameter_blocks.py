@@ -79,7 +79,9 @@ class Block:
     owner : int
         Rank that keeps the pairs.
     work : Flat or None
-        The gradient, which the direction replaces.
+        The gradient; after it, unless momentum has it, the direction.
+    direction : Flat or None
+        `work` or `momentum`, by which the parameters move.
     averages : Averages or None
         None before the first gradient.
     momentum : Flat or None
@@ -98,6 +100,7 @@ class Block:
     members: list[Member]
     owner: int = 0
     work: Flat | None = None
+    direction: Flat | None = None
     averages: Averages | None = None
     momentum: Flat | None = None
     pairs: CurvaturePairs | None = None
