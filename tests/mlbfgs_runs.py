@@ -1,6 +1,10 @@
 """Short runs of MLBFGS that its tests share: a small network, batches that differ, parameters as one vector."""
 
+import functools
+
 import torch
+
+from lmfit_gpu import MLBFGS
 
 F64 = torch.float64
 ROWS = 12
@@ -42,6 +46,13 @@ def run(model, *optimizers, n=1, first=0):
             optimizer.step()
         path.append(flat(model))
     return path
+
+
+@functools.cache
+def plain_run(n):
+    """Return the parameters after each of n steps with the options of FAST, both layers in one group."""
+    model = network()
+    return run(model, MLBFGS(model, **FAST), n=n)
 
 
 def flat(model):
