@@ -126,7 +126,7 @@ class Block:
         if len(names) == 1:
             return str(names[0])
         modules = {_module(str(name)) for name in names}
-        return modules.pop() if len(modules) == 1 else f"{names[0]} to {names[-1]}"
+        return (modules.pop() if len(modules) == 1 else "") or f"{names[0]} to {names[-1]}"  # the root has no name
 
     @property
     def like(self) -> torch.Tensor:
