@@ -93,6 +93,8 @@ class Block:
         Pairs kept so far, those that have left the memory included.
     scale : float or None
         Running curvature scale κ.
+    scale_sums : tuple of float or None
+        Running sums of ⟨s,y⟩ and ⟨s,s⟩.
     curvature, tau : float or None
         ⟨s,y⟩/⟨s,s⟩ before damping and the damping of the newest pair.
     """
@@ -107,6 +109,7 @@ class Block:
     present: list[int] = field(default_factory=list)
     n_pairs: int = 0
     scale: float | None = None
+    scale_sums: tuple[float, float] | None = None
     curvature: float | None = None
     tau: float | None = None
     shapes: list[torch.Size] = field(init=False)
