@@ -41,11 +41,14 @@ def write_block(block: Block, state: MutableMapping[torch.Tensor, dict[str, Any]
     if any(parts):
         numbers = {name: getattr(block, name) for name in NUMBERS}
         parts[0]["block"] = {"n_members": len(block.members), **numbers, **pairs.written()}
-        for member, part in zip(block.members, parts, strict=True):
+    for member, part in zip(block.members, parts, strict=True):
+        if part:
             state[member.parameter] = part
+        else:
+            state.pop(member.parameter, None)  # nothing is left of what was written before
 
 
-def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], history_size: int) -> None:
+def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], options: Mapping[str, Any]) -> None:
     """Fill a block from a state that was written; a block that is not in it starts afresh.
 
     Raises
@@ -53,7 +56,7 @@ def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], histo
     ValueError
         If the state is of other blocks.
     """
-    block.pairs = CurvaturePairs(block.n_params, history_size, block.like)
+    block.pairs = CurvaturePairs(block.n_params, options["history_size"], block.like, options["initial_scale"])
     parts = [state.get(member.parameter, {}) for member in block.members]
     if not any(parts):
         return
@@ -67,7 +70,8 @@ def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], histo
         setattr(block, name, written[name])
     storage = None
     if "pairs" in parts[0]:
-        flat = [part["pairs"].flatten(2) for part in parts]
+        kept = [part["pairs"] for part in parts]
+        flat = [p.reshape(*p.shape[:2], shape.numel()) for p, shape in zip(kept, block.shapes, strict=True)]
         storage = torch.cat(flat, dim=2).to(block.like)
     block.pairs.read(written, storage)
 

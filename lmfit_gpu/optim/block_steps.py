@@ -5,6 +5,7 @@ products with pairs run on its flat vectors. Nothing here waits for a device but
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,18 @@ from lmfit_gpu.optim.curvature_pairs import CurvaturePairs
 from lmfit_gpu.optim.pair_damping import PairProducts, damped_pair
 from lmfit_gpu.optim.parameter_blocks import Averages, Block, Flat
 
-__all__ = ["average", "collect", "described", "differences", "direct", "moving", "on_host", "remember", "take_pair"]
+__all__ = [
+    "average",
+    "collect",
+    "described",
+    "differences",
+    "direct",
+    "moving",
+    "on_host",
+    "remember",
+    "share_direction",
+    "take_pair",
+]
 
 SCALE_MEMORY = 0.9  # of the running curvature scale, for each pair
 
@@ -50,9 +62,9 @@ def average(block: Block, beta: float) -> None:
         remember(block, before=True)
         remember(block, before=False)
         return
-    theta, gradient = moving(block)
+    theta = [block.members[index].parameter.detach() for index in block.present]
     torch._foreach_lerp_(_present(block, block.averages.parameter), theta, 1 - beta)
-    torch._foreach_lerp_(_present(block, block.averages.gradient), gradient, 1 - beta)
+    torch._foreach_lerp_(_present(block, block.averages.gradient), _present(block, block.work), 1 - beta)
 
 
 def remember(block: Block, *, before: bool) -> None:
@@ -66,21 +78,29 @@ def remember(block: Block, *, before: bool) -> None:
 
 
 def direct(block: Block, options: Mapping[str, Any]) -> None:
-    """Replace the gradient of a block by its direction, with momentum by the running sum of these."""
+    """Turn the gradient of a block into its direction, with momentum into the running sum of these."""
     work, pairs = _flat(block.work), _pairs(block)
+    block.direction = work
+    if options["momentum"] and block.momentum is None:
+        block.momentum = block.flat()
+    whole = len(block.present) == len(block.members)
+    if block.momentum is not None and whole and options["normalize"] is None and not options["nesterov"]:
+        block.direction = block.momentum
+        pairs.add_applied_(block.momentum.vector, options["momentum"], work.vector)
+        return
     length = torch.linalg.vector_norm(work.vector) if options["normalize"] == "gradient" else 1.0
     pairs.apply_(work.vector)
-    if pairs.gamma is None:
-        work.vector.mul_(options["initial_scale"])
     if options["normalize"] is not None:
         own = torch.linalg.vector_norm(work.vector)
         work.vector.mul_(length / own.clamp_min(torch.finfo(own.dtype).tiny))
-    if options["momentum"]:
-        block.momentum = block.flat() if block.momentum is None else block.momentum
+    if block.momentum is not None:
         running = _present(block, block.momentum)
         torch._foreach_mul_(running, options["momentum"])
         torch._foreach_add_(running, _present(block, work))
-        work.vector.copy_(block.momentum.vector)
+        if options["nesterov"]:
+            torch._foreach_add_(_present(block, work), running, alpha=options["momentum"])
+        else:
+            block.direction = block.momentum
 
 
 def differences(block: Block) -> torch.Tensor:
@@ -102,6 +122,8 @@ def take_pair(block: Block, options: Mapping[str, Any], numbers: NDArray[np.floa
         block.curvature = products.curvature
         _follow_scale(block, options, products)
         pair = damped_pair(products, options, block.scale or 1.0)
+        if pair is not None and options["initial_inverse"] == "fixed":
+            pair = replace(pair, gamma=options["initial_scale"])
         block.tau = None if pair is None else pair.tau
         if pair is not None:
             pairs.append(averages.parameter_before.vector, averages.gradient_before.vector, pair, numbers)
@@ -146,6 +168,13 @@ def on_host(tensors: Sequence[torch.Tensor]) -> list[NDArray[np.float64]]:
     return [arrays[index] for index in range(len(tensors))]
 
 
+def share_direction(block: Block, *, owned: bool) -> None:
+    """Let the work vector, which travels between ranks, be the direction."""
+    if owned and block.present and block.direction is not block.work:
+        _flat(block.work).vector.copy_(_flat(block.direction).vector)
+    block.direction = block.work
+
+
 def described(block: Block) -> dict[str, Any]:
     """Return what the inverse Hessian of a block is, in plain numbers."""
     pairs = _pairs(block)
@@ -162,8 +191,8 @@ def described(block: Block) -> dict[str, Any]:
 
 
 def moving(block: Block) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the parameters of a block that move in this step, and what is in the work vector for them."""
-    return [block.members[index].parameter for index in block.present], _present(block, block.work)
+    """Return the parameters of a block that move in this step, and their directions."""
+    return [block.members[index].parameter for index in block.present], _present(block, block.direction)
 
 
 def _present(block: Block, flat: Flat | None) -> list[torch.Tensor]:

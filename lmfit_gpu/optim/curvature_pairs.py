@@ -45,6 +45,8 @@ class CurvaturePairs:
         Most pairs kept.
     like : Tensor
         Has the dtype and the device of the block.
+    gamma : float
+        H₀ = gamma · I before the first pair.
 
     Attributes
     ----------
@@ -52,18 +54,18 @@ class CurvaturePairs:
         s and ŷ of each slot; None before the first pair.
     slots : list of int
         Slots in use, oldest pair first.
-    gamma : float or None
-        H₀ = gamma · I; None before the first pair.
+    gamma : float
+        H₀ = gamma · I.
     eigenvalues : tuple of float
-        Smallest and largest eigenvalue of H; (1, 1) before the first pair.
+        Smallest and largest eigenvalue of H.
     """
 
-    def __init__(self, n_params: int, capacity: int, like: torch.Tensor) -> None:
+    def __init__(self, n_params: int, capacity: int, like: torch.Tensor, gamma: float) -> None:
         self.n_params, self.capacity = n_params, capacity
         self.storage: torch.Tensor | None = None
         self.slots: list[int] = []
-        self.gamma: float | None = None
-        self.eigenvalues = (1.0, 1.0)
+        self.gamma = gamma
+        self.eigenvalues = (gamma, gamma)
         self._gram = np.zeros((2 * capacity, 2 * capacity))
         self._like = like
         self._core: torch.Tensor | None = None  # M; None: two-loop
@@ -122,20 +124,22 @@ class CurvaturePairs:
 
     def apply_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace a vector (n_params,) by H times it, in place, and return it."""
-        if self.gamma is None:
-            return vector
-        if not self.slots:
-            return vector.mul_(self.gamma)
         if self._core is None:
-            return self.two_loop_(vector)
-        rows = self._rows()
-        weights = self._core @ (rows @ vector).double()
-        return vector.addmv_(rows.T, weights.to(vector.dtype), beta=self.gamma)
+            return self.two_loop_(vector) if self.slots else vector.mul_(self.gamma)
+        return vector.addmv_(self._rows().T, self._weights(vector), beta=self.gamma)
+
+    def add_applied_(self, total: torch.Tensor, decay: float, vector: torch.Tensor) -> torch.Tensor:
+        """Replace `total` by decay · total + H · vector, in place, and return it; `vector` is left undefined.
+
+        The product with the pairs does the decay on its way: a running sum costs no pass of its own.
+        """
+        if self._core is None:
+            return total.mul_(decay).add_(self.apply_(vector))
+        return total.addmv_(self._rows().T, self._weights(vector), beta=decay).add_(vector, alpha=self.gamma)
 
     def two_loop_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace a vector by H times it, in place, by the two-loop recursion."""
         assert self.storage is not None  # there are pairs
-        assert self.gamma is not None
         weights = {}
         for slot in reversed(self.slots):
             s, y = self.storage[slot]
@@ -169,8 +173,12 @@ class CurvaturePairs:
             raise ValueError(f"history_size: got {self.capacity}; the pairs were kept with {len(written['gram']) // 2}")
         self.storage, self.slots, self.gamma = storage, list(written["slots"]), written["gamma"]
         self._gram = np.array(written["gram"], dtype=np.float64)
-        if self.gamma is not None:
-            self._prepare()
+        self._prepare()
+
+    def _weights(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return M W vector, the weight of each row in H · vector."""
+        assert self._core is not None
+        return (self._core @ (self._rows() @ vector).double()).to(vector.dtype)
 
     def _free_slot(self) -> int:
         return min(set(range(self.capacity)) - set(self.slots))
@@ -186,7 +194,6 @@ class CurvaturePairs:
 
     def _prepare(self) -> None:
         """Make M and the eigenvalues of H from the Gram matrix."""
-        assert self.gamma is not None
         self._core, self.eigenvalues = None, (self.gamma, self.gamma)
         if not self.slots:
             return

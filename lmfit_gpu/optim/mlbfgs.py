@@ -27,6 +27,7 @@ history_size) + n for momentum, divided by the ranks, and n for work on each. A 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -42,10 +43,11 @@ from lmfit_gpu.optim.block_steps import (
     moving,
     on_host,
     remember,
+    share_direction,
     take_pair,
 )
-from lmfit_gpu.optim.mlbfgs_options import checked_options, checked_parameters, named_groups
-from lmfit_gpu.optim.parameter_blocks import Block, Member, grouped, laid_out
+from lmfit_gpu.optim.mlbfgs_options import check_loaded, checked_options, checked_parameters, named_groups
+from lmfit_gpu.optim.parameter_blocks import Block, Layout, Member, check_layout, grouped, laid_out
 
 __all__ = ["MLBFGS"]
 
@@ -61,8 +63,9 @@ class MLBFGS(torch.optim.Optimizer):
         params: Any,
         lr: float = 0.1,
         *,
-        beta: float = 0.9,
+        beta: float | None = None,
         momentum: float = 0.9,
+        nesterov: bool = False,
         update_every: int = 50,
         history_size: int = 10,
         history_growth: int | None = None,
@@ -71,6 +74,7 @@ class MLBFGS(torch.optim.Optimizer):
         curvature_window: tuple[float, float] | None = None,
         tau: float | None = None,
         relative_window: bool = False,
+        initial_inverse: str | None = None,
         initial_scale: float = 1.0,
         eigenvalue_bounds: tuple[float, float] | None = None,
         normalize: str | None = None,
@@ -81,6 +85,7 @@ class MLBFGS(torch.optim.Optimizer):
         average_gradients: bool = True,
     ) -> None:
         self._built: list[list[Block]] | None = None
+        self._layouts: list[Layout] = []
         self._vectors: list[list[torch.Tensor]] = []
         self._ranks_agree = False
         self._ranks: Ranks | None = ranks_of(process_group)
@@ -92,6 +97,7 @@ class MLBFGS(torch.optim.Optimizer):
             "lr": lr,
             "beta": beta,
             "momentum": momentum,
+            "nesterov": nesterov,
             "update_every": update_every,
             "history_size": history_size,
             "history_growth": history_growth,
@@ -100,6 +106,7 @@ class MLBFGS(torch.optim.Optimizer):
             "curvature_window": curvature_window,
             "tau": tau,
             "relative_window": relative_window,
+            "initial_inverse": initial_inverse,
             "initial_scale": initial_scale,
             "eigenvalue_bounds": eigenvalue_bounds,
             "normalize": normalize,
@@ -164,13 +171,14 @@ class MLBFGS(torch.optim.Optimizer):
         for group, block in self._owned(groups, "averages"):
             average(block, group["beta"])
         self._take_pairs(groups, "averages")
-        for group, block in self._owned(groups):
-            direct(block, group)
+        self._direct(groups)
         self._move(groups)
         if twice:
             self._evaluate(groups, overlap)
             self._remember_overlap(groups, before=False)
             self._take_pairs(groups, "overlap")
+        if any(group["n_steps"] % group["update_every"] == 0 for group in self.param_groups):
+            self._write_state()  # torch's checkpoints take an empty state for an optimizer that has not begun
         for group in self.param_groups:
             group["n_steps"] += 1
         return loss
@@ -215,7 +223,7 @@ class MLBFGS(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            If it is the part of another rank, or of other parameters or blocks.
+            If it is the part of another rank, or of other parameters, blocks or another optimizer. Nothing has changed.
         """
         mine = None if self._ranks is None else {"rank": self._ranks.rank, "size": self._ranks.size}
         theirs = state_dict.get("ranks")
@@ -229,8 +237,9 @@ class MLBFGS(torch.optim.Optimizer):
         before = {"state": self.state, "param_groups": self.param_groups}
         super().load_state_dict(self._of_this_rank(state_dict))
         try:
+            check_loaded(self.param_groups, self.defaults)
             self._lay_out()
-        except ValueError:
+        except (ValueError, TypeError):
             self.__setstate__(before)
             raise
 
@@ -249,8 +258,8 @@ class MLBFGS(torch.optim.Optimizer):
         -------
         list of dict
             `name`, `n_params`, `n_pairs` (now in memory), `curvature` (⟨s,y⟩/⟨s,s⟩ of the newest pair before damping),
-            `tau` (its damping), `scale` (κ), `gamma` (H₀ = gamma I; None before the first pair) and `eigenvalues`
-            (smallest, largest of H without `initial_scale`).
+            `tau` (its damping), `scale` (κ), `gamma` (H₀ = gamma I) and `eigenvalues`
+            (smallest, largest of H).
         """
         return [described(block) for block in self._all_blocks() if self._owns(block)]
 
@@ -272,13 +281,8 @@ class MLBFGS(torch.optim.Optimizer):
         if self._built is None:
             self._lay_out()
         assert self._built is not None
-        for group, blocks in zip(self.param_groups, self._built, strict=True):
-            for block in blocks:
-                if block.pairs is not None and block.pairs.capacity != group["history_size"]:
-                    raise ValueError(
-                        f"history_size: got {group['history_size']}; it cannot change once the optimizer is made "
-                        f"({block.pairs.capacity})"
-                    )
+        for layout, group in zip(self._layouts, self.param_groups, strict=True):
+            check_layout(layout, group)
         return self._built
 
     def _all_blocks(self) -> list[Block]:
@@ -296,9 +300,10 @@ class MLBFGS(torch.optim.Optimizer):
         for group, blocks in zip(self.param_groups, built, strict=True):
             for block in blocks:
                 if self._owns(block):
-                    read_block(block, self.state, group["history_size"])
+                    read_block(block, self.state, group)
         self.state = defaultdict(dict)
         self._built, self._vectors, self._ranks_agree = built, vectors, False
+        self._layouts = [Layout.of(group) for group in self.param_groups]
         self._write_state()
 
     def _owns(self, block: Block) -> bool:
@@ -362,9 +367,19 @@ class MLBFGS(torch.optim.Optimizer):
         for (group, block), numbers in zip(due, products, strict=True):
             take_pair(block, group, numbers)
 
+    def _direct(self, groups: Groups) -> None:
+        """Turn gradients into directions, in the arithmetic of the parameters where step is called under autocast."""
+        with ExitStack() as stack:
+            for kind in {piece.device.type for pieces in self._vectors for piece in pieces}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            for group, block in self._owned(groups):
+                direct(block, group)
+
     def _move(self, groups: Groups) -> None:
         """Send the directions to all ranks and move the parameters."""
         if self._ranks is not None:
+            for block in self._all_blocks():
+                share_direction(block, owned=self._owns(block))
             for pieces in self._vectors:
                 self._ranks.send_from_owners(pieces)
         for group, blocks in groups:

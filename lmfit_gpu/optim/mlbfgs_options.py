@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,14 +11,15 @@ from lmfit_gpu.optim.arguments import ARITHMETIC, checked_number, checked_whole
 from lmfit_gpu.optim.pair_damping import RULES
 from lmfit_gpu.optim.parameter_blocks import KINDS
 
-__all__ = ["checked_options", "checked_parameters", "named_groups"]
+__all__ = ["check_loaded", "checked_options", "checked_parameters", "named_groups"]
 
+INITIAL = ("fixed", "pair")
 NORMS = (None, "gradient", "unit")
 SOURCES = ("averages", "overlap")
 WINDOW = (0.01, 1.5)  # σ_L, σ_H
 POWELL_BOUNDS = (0.01, math.inf)  # of B₀
-BETA = 0.9
 TAU = 0.8  # τ₀
+TORCH_ONLY = "differentiable"  # torch's Optimizer adds it to the defaults when a state is taken up
 BELOW_ONE = math.nextafter(1.0, 0.0)
 BELOW_ZERO = math.nextafter(0.0, -1.0)
 
@@ -45,11 +47,18 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     _one_of("damping", options["damping"], RULES)
     _one_of("normalize", options["normalize"], NORMS)
     _one_of("pairs", options["pairs"], SOURCES)
-    for name in ("relative_window", "maximize"):
+    checked["initial_inverse"] = _initial_inverse(options)
+    if options["nesterov"] and checked["momentum"] == 0:
+        raise ValueError("nesterov: got True; it needs momentum > 0")
+    for name in ("relative_window", "maximize", "nesterov"):
         if not isinstance(options[name], bool):
             raise TypeError(f"{name}: got {options[name]!r}; True or False is expected")
     if options["eigenvalue_bounds"] is not None:
-        checked["eigenvalue_bounds"] = _interval("eigenvalue_bounds", options["eigenvalue_bounds"])
+        low, high = checked["eigenvalue_bounds"] = _interval("eigenvalue_bounds", options["eigenvalue_bounds"])
+        if checked["initial_inverse"] == "fixed" and not low <= checked["initial_scale"] <= high:
+            raise ValueError(
+                f"eigenvalue_bounds: got {(low, high)!r}; initial_scale, {checked['initial_scale']!r}, lies outside"
+            )
     checked["beta"] = _beta(options)
     checked.update(_damping(options))
     return checked
@@ -61,7 +70,17 @@ def _beta(options: dict[str, Any]) -> float | None:
         if beta is not None:
             raise ValueError(f"beta: got {beta!r}; None is expected with pairs='overlap', which takes no averages")
         return None
-    return checked_number("beta", BETA if beta is None else beta, BELOW_ZERO, BELOW_ONE, "a number in [0, 1)")
+    if beta is None:
+        return 1 - 1 / options["update_every"]
+    return checked_number("beta", beta, BELOW_ZERO, BELOW_ONE, "a number in [0, 1)")
+
+
+def _initial_inverse(options: dict[str, Any]) -> str:
+    given, rule = options["initial_inverse"], options["damping"]
+    _one_of("initial_inverse", given, (None, *INITIAL))
+    if given == "fixed" and rule == "powell":
+        raise ValueError("initial_inverse: got 'fixed'; damping='powell' has one of its own, 'pair'")
+    return given or ("fixed" if rule == "window" else "pair")
 
 
 def _damping(options: dict[str, Any]) -> dict[str, Any]:
@@ -82,9 +101,22 @@ def _damping(options: dict[str, Any]) -> dict[str, Any]:
     return {"curvature_window": (low, high), "tau": share}
 
 
+def check_loaded(groups: list[dict[str, Any]], names: Iterable[str]) -> None:
+    """Raise ValueError for param groups that are of another optimizer, or have options that are not allowed."""
+    for group in groups:
+        missing = [name for name in (*names, "n_steps") if name not in group and name != TORCH_ONLY]
+        if missing:
+            raise ValueError(f"state_dict: its param groups have no {', '.join(missing)}; those of MLBFGS are expected")
+        checked_options(group)
+
+
 def checked_parameters(parameters: list[torch.Tensor]) -> None:
-    """Raise for parameters that are not float32 or float64."""
+    """Raise for parameters that are not float32 or float64, or given twice."""
+    seen: dict[int, int] = {}
     for number, parameter in enumerate(parameters):
+        first = seen.setdefault(id(parameter), number)
+        if first != number:
+            raise ValueError(f"params: tensor {number} is tensor {first} again; each is expected once")
         if parameter.dtype not in ARITHMETIC:
             raise ValueError(
                 f"params: tensor {number} is {parameter.dtype}; float32 or float64 is expected (for mixed precision "

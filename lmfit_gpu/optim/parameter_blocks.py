@@ -5,16 +5,17 @@ or all tensors. Its tensors lie one after the other in the flat vectors of the b
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from lmfit_gpu.distributed import balanced_owners
 from lmfit_gpu.optim.curvature_pairs import CurvaturePairs
 
-__all__ = ["KINDS", "Averages", "Block", "Flat", "Member", "grouped", "laid_out"]
+__all__ = ["KINDS", "Averages", "Block", "Flat", "Layout", "Member", "check_layout", "grouped", "laid_out"]
 
 KINDS = ("module", "tensor", "model")
 
@@ -26,6 +27,20 @@ class Member:
     parameter: torch.nn.Parameter
     name: str | None
     number: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the blocks of a param group were laid out for."""
+
+    blocks: str
+    history_size: int
+    tensors: list[int]
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "Layout":
+        """Return that of a param group as it is now."""
+        return cls(group["blocks"], group["history_size"], [id(parameter) for parameter in group["params"]])
 
 
 class Flat:
@@ -64,7 +79,9 @@ class Block:
     owner : int
         Rank that keeps the pairs.
     work : Flat or None
-        The gradient, which the direction replaces.
+        The gradient; after it, unless momentum has it, the direction.
+    direction : Flat or None
+        `work` or `momentum`, by which the parameters move.
     averages : Averages or None
         None before the first gradient.
     momentum : Flat or None
@@ -83,6 +100,7 @@ class Block:
     members: list[Member]
     owner: int = 0
     work: Flat | None = None
+    direction: Flat | None = None
     averages: Averages | None = None
     momentum: Flat | None = None
     pairs: CurvaturePairs | None = None
@@ -140,6 +158,20 @@ def grouped(members: Sequence[Member], kind: str) -> list[list[Member]]:
         of_kind = "model" if kind == "model" else head
         blocks.setdefault((of_kind, member.parameter.dtype, member.parameter.device), []).append(member)
     return list(blocks.values())
+
+
+def check_layout(layout: Layout, group: Mapping[str, Any]) -> None:
+    """Raise ValueError where a param group is not what its blocks were laid out for: the change would be ignored."""
+    now = Layout.of(group)
+    for name in ("blocks", "history_size"):
+        given, expected = getattr(now, name), getattr(layout, name)
+        if given != expected:
+            raise ValueError(f"{name}: got {given!r}; {expected!r} is expected: it cannot change after the first step")
+    if now.tensors != layout.tensors:
+        raise ValueError(
+            f"params: got other tensors ({len(now.tensors)}) than at the first step ({len(layout.tensors)}); the same "
+            "are expected (add_param_group adds more)"
+        )
 
 
 def laid_out(blocks: Sequence[Block], n_ranks: int) -> list[list[torch.Tensor]]:
