@@ -416,7 +416,7 @@ class MLBFGS(torch.optim.Optimizer):
         if any(other[0] != values for other in ranks):
             raise ValueError("params: they differ between ranks; send those of one rank to all, as DDP does, first")
         if any(other[1:3] != (options, self._average_gradients) for other in ranks):
-            raise ValueError("params: options, average_gradients or steps taken differ between ranks; give all the same")
+            raise ValueError("params: options, average_gradients or steps taken differ between ranks; give the same")
         if not sparse and any(other[3] for other in ranks):
             raise ValueError("step: another rank has a sparse gradient; a dense one is expected")
         self._ranks_agree = not sparse
