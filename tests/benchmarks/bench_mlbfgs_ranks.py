@@ -3,8 +3,8 @@
 MALLOC_MMAP_THRESHOLD_=262144 python tests/benchmarks/bench_mlbfgs_ranks.py, or make bench.
 
 With h pairs a rank that owns m of n parameters keeps 4 m averages, m of momentum and 2 h m of pairs, and n of work;
-what is counted is what a rank gains from before the optimizer is made to after h + 2 steps with a pair in each. glibc keeps freed
-buffers of the messages and products, 20 to 90 MB of them, unless MALLOC_MMAP_THRESHOLD_ is set, as it is here.
+what is counted is what a rank gains from before the optimizer is made to after h + 2 steps with a pair in each. glibc
+keeps 20 to 90 MB of freed buffers (of messages and products) unless MALLOC_MMAP_THRESHOLD_ is set, as it is here.
 """
 
 import json
