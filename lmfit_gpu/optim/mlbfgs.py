@@ -371,7 +371,8 @@ class MLBFGS(torch.optim.Optimizer):
         """Turn gradients into directions, in the arithmetic of the parameters where step is called under autocast."""
         with ExitStack() as stack:
             for kind in {piece.device.type for pieces in self._vectors for piece in pieces}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
+                if torch.amp.is_autocast_available(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
             for group, block in self._owned(groups):
                 direct(block, group)
 
