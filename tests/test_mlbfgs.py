@@ -41,7 +41,7 @@ BY_HAND = {
     "decay and momentum": {"momentum": 0.8, "weight_decay": 0.3},
     "unit": {"momentum": 0.0, "normalize": "unit"},
     "gradient": {"momentum": 0.7, "normalize": "gradient"},
-    "scale": {"momentum": 0.0, "initial_scale": 0.3},
+    "scale": {"momentum": 0.0, "initial_scale": 0.6},
     "maximize": {"momentum": 0.8, "weight_decay": 0.3, "maximize": True},
 }
 
