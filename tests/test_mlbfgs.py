@@ -147,11 +147,15 @@ def test_pairs_of_the_overlap_may_be_one_group_s_choice():
     assert not torch.equal(flat(model), flat(plain))
 
 
-@pytest.mark.parametrize("before", [0, 1, 7])
-def test_a_group_that_is_added_leaves_the_history_of_the_others(before):
+@pytest.mark.parametrize(("before", "frozen"), [(0, 0), (1, 0), (7, 0), (2, 1)])
+def test_a_group_that_is_added_leaves_the_history_of_the_others(before, frozen):
+    """Also a history that begins in a step between pairs, after `frozen` steps."""
     together, apart = network(), network()
     both, first = MLBFGS(together[0].parameters(), **FAST), MLBFGS(apart[0].parameters(), **FAST)
-    assert same(run(together, both, n=before), run(apart, first, n=before))
+    for number in range(before):
+        for model in (together, apart):
+            model[0].requires_grad_(requires_grad=number >= frozen)
+        assert same(run(together, both, first=number), run(apart, first, first=number))
     both.add_param_group({"params": together[2].parameters(), "lr": 0.01})
     second = MLBFGS(apart[2].parameters(), **{**FAST, "lr": 0.01})
     assert same(run(together, both, n=7, first=before), run(apart, first, second, n=7, first=before))
