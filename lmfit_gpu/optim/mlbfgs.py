@@ -90,6 +90,7 @@ class MLBFGS(torch.optim.Optimizer):
         self._ranks_agree = False
         self._ranks: Ranks | None = ranks_of(process_group)
         self._average_gradients = average_gradients
+        self._step_supports_amp_scaling = self._ranks is not None  # what GradScaler asks for, see _overflow
         if not isinstance(average_gradients, bool):
             raise TypeError(f"average_gradients: got {average_gradients!r}; True or False is expected")
         defaults = {
@@ -157,6 +158,8 @@ class MLBFGS(torch.optim.Optimizer):
         ValueError
             For a sparse gradient, or a missing closure.
         """
+        if self._overflow():
+            return None
         groups = list(zip(self.param_groups, self._blocks(), strict=True))
         twice = self._overlap_is_due(closure, overlap)
         if twice and overlap is not closure:
@@ -232,13 +235,21 @@ class MLBFGS(torch.optim.Optimizer):
             )
         self._write_state()
         before = {"state": self.state, "param_groups": self.param_groups}
-        super().load_state_dict(state_dict)
+        super().load_state_dict(self._of_this_rank(state_dict))
         try:
             check_loaded(self.param_groups, self.defaults)
             self._lay_out()
         except (ValueError, TypeError):
             self.__setstate__(before)
             raise
+
+    def _of_this_rank(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Leave out what other ranks own: torch would copy all of it to this device, where it may not fit."""
+        kinds = [group["blocks"] for group in self.param_groups]
+        if self._ranks is None or kinds != [group.get("blocks") for group in state_dict["param_groups"]]:
+            return state_dict  # with other blocks the owners are other ranks, too
+        mine = {member.number for block in self._all_blocks() if self._owns(block) for member in block.members}
+        return {**state_dict, "state": {key: part for key, part in state_dict["state"].items() if key in mine}}
 
     def inverse_hessians(self) -> list[dict[str, Any]]:
         """Return for each block that this rank owns what H is.
@@ -291,7 +302,7 @@ class MLBFGS(torch.optim.Optimizer):
                 if self._owns(block):
                     read_block(block, self.state, group)
         self.state = defaultdict(dict)
-        self._built, self._vectors = built, vectors
+        self._built, self._vectors, self._ranks_agree = built, vectors, False
         self._layouts = [Layout.of(group) for group in self.param_groups]
         self._write_state()
 
@@ -331,6 +342,10 @@ class MLBFGS(torch.optim.Optimizer):
         for group, blocks in groups:
             for block in blocks:
                 collect(block, maximize=group["maximize"], missing_is_zero=self._ranks is not None)
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            for pieces in self._vectors:
+                torch._foreach_div_(pieces, float(scale))
         if self._ranks is not None and self._average_gradients:
             for pieces in self._vectors:
                 self._ranks.sum_to_owners(pieces)
@@ -377,11 +392,32 @@ class MLBFGS(torch.optim.Optimizer):
                 torch._foreach_mul_(theta, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(theta, directions, alpha=-group["lr"])
 
+    def _overflow(self) -> bool:
+        """Return whether GradScaler found a gradient that is not finite, on any rank: no rank steps then.
+
+        GradScaler decides by the gradients of its own process whether to call `step`: ranks that step would wait for
+        one that does not. With `_step_supports_amp_scaling` it calls always, and leaves here what it found and a scale
+        that the gradients still have.
+        """
+        found = getattr(self, "found_inf", None)
+        return self._ranks is not None and found is not None and bool(self._ranks.sum(found.reshape(1)) > 0)
+
     def _check_ranks(self) -> None:
-        """Raise ValueError where ranks began with other parameters: they would never meet."""
+        """Raise ValueError where ranks began otherwise: they would never meet, or wait for each other.
+
+        The bits of a tensor are summed as whole numbers, which no order of summation changes.
+        """
         assert self._ranks is not None
-        parameters = [p.detach() for group in self.param_groups for p in group["params"]]
-        sums = [(tuple(p.shape), float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
-        if any(other != sums for other in self._ranks.gathered(sums)):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        whole = {4: torch.int32, 8: torch.int64}
+        values = [(tuple(p.shape), int(p.detach().view(whole[p.element_size()]).sum())) for p in parameters]
+        options = [{name: group.get(name) for name in (*self.defaults, "n_steps")} for group in self.param_groups]
+        sparse = any(p.grad is not None and p.grad.layout != torch.strided for p in parameters)
+        ranks = self._ranks.gathered((values, options, self._average_gradients, sparse))
+        if any(other[0] != values for other in ranks):
             raise ValueError("params: they differ between ranks; send those of one rank to all, as DDP does, first")
-        self._ranks_agree = True
+        if any(other[1:3] != (options, self._average_gradients) for other in ranks):
+            raise ValueError("params: options, average_gradients or steps taken differ between ranks; give the same")
+        if not sparse and any(other[3] for other in ranks):
+            raise ValueError("step: another rank has a sparse gradient; a dense one is expected")
+        self._ranks_agree = not sparse
