@@ -250,6 +250,7 @@ FOREIGN = {
     "other blocks": (changed(lambda s: s["param_groups"][0].update(blocks="tensor")), r"block '0.weight' differs"),
     "a tensor short": (changed(lambda s: s["state"].pop(1)), r"block '0' differs"),
     "the numbers short": (changed(lambda s: s["state"][0].pop("block")), r"block '0' differs"),
+    "a number short": (changed(lambda s: s["state"][0]["block"].pop("scale")), r"block '0' differs"),
     "another memory": (changed(lambda s: s["param_groups"][0].update(history_size=7)), "^history_size: got 7"),
     "a bad option": (changed(lambda s: s["param_groups"][0].update(beta=2.0)), r"^beta: got 2.0"),
     "a bad type": (changed(lambda s: s["param_groups"][0].update(maximize="no")), r"^maximize: got 'no'"),
