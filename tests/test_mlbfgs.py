@@ -387,7 +387,7 @@ def test_tensors_without_axes_and_without_entries_are_trained_with_the_rest():
     gain, empty = torch.nn.Parameter(torch.tensor(3.0)), torch.nn.Parameter(torch.zeros(0, 3))
     for blocks in ("module", "tensor", "model"):
         optimizer = MLBFGS([("m.gain", gain), ("m.empty", empty)], lr=0.1, momentum=0.0, update_every=2, blocks=blocks)
-        for _ in range(40):
+        for _ in range(80):
             optimizer.zero_grad()
             ((gain - 1) ** 2 + empty.sum()).backward()
             optimizer.step()

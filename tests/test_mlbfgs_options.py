@@ -27,8 +27,8 @@ def test_the_defaults_are_as_documented():
         "history_growth": None,
         "blocks": "module",
         "damping": "window",
-        "curvature_window": (0.01, 1.5),
-        "tau": 0.8,
+        "curvature_window": (0.1, 10.0),
+        "tau": 1.0,
         "relative_window": False,
         "initial_inverse": "fixed",
         "initial_scale": 1.0,
@@ -122,8 +122,8 @@ def test_a_bad_option_of_the_whole_optimizer_is_named(option, wrong, error):
 @pytest.mark.parametrize(
     ("option", "options"),
     [
-        ("tau", {"tau": 0.8, "damping": "powell"}),
-        ("tau", {"tau": 0.8, "damping": None}),
+        ("tau", {"tau": 1.0, "damping": "powell"}),
+        ("tau", {"tau": 1.0, "damping": None}),
         ("relative_window", {"relative_window": True, "damping": "powell"}),
         ("relative_window", {"relative_window": True, "damping": None}),
         ("curvature_window", {"curvature_window": (0.1, 2.0), "damping": None}),
@@ -142,7 +142,7 @@ def test_options_that_do_not_go_together_are_refused(option, options):
 def test_a_group_may_have_another_damping_than_the_rest():
     window, powell = MLBFGS([{"params": [parameter()]}, {"params": [parameter()], "damping": "powell"}]).param_groups
     assert (window["initial_inverse"], powell["initial_inverse"]) == ("fixed", "pair")
-    assert (window["tau"], powell["tau"]) == (0.8, None)
+    assert (window["tau"], powell["tau"]) == (1.0, None)
     assert powell["curvature_window"] == (0.01, math.inf)
 
 
