@@ -68,12 +68,12 @@ class MLBFGS(BlockOptimizer):
         η. With initial_inverse="fixed" it is the learning rate of SGD with the same momentum; steps along flat
         directions grow by up to 1/σ_L.
     beta : float, optional
-        Weight of the past in the averages, in [0, 1). None: 1 − 1/update_every, averages over the steps between pairs.
+        Weight of the past in the averages, in [0, 1). None: 0.98 (0 with pairs="overlap", which takes no averages).
     momentum : float, default 0.9
         Of the directions, as in torch's SGD.
     nesterov : bool, default False
         Move by d + m v instead of v, as in torch's SGD.
-    update_every : int, default 50
+    update_every : int, default 30
         T, the steps between pairs.
     history_size : int, default 10
         Most pairs kept for each block. Fixed from the first step on.
@@ -160,7 +160,7 @@ class MLBFGS(BlockOptimizer):
         beta: float | None = None,
         momentum: float = 0.9,
         nesterov: bool = False,
-        update_every: int = 50,
+        update_every: int = 30,
         history_size: int = 10,
         history_growth: int | None = None,
         blocks: str = "module",
