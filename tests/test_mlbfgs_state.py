@@ -99,7 +99,7 @@ def test_a_history_that_began_between_two_pairs_outlives_a_state_that_is_refused
 
 def test_a_saved_run_with_pairs_of_the_overlap_goes_on_to_the_bit():
     model = network()
-    optimizer = MLBFGS(model, **FAST, pairs="overlap")
+    optimizer = MLBFGS(model, **{**FAST, "beta": None}, pairs="overlap")
 
     def step(model, optimizer, number):
         def closure():
@@ -180,7 +180,7 @@ def test_the_state_is_there_from_the_first_step_on():
 def test_what_is_forgotten_is_not_written():
     """A gradient that is not finite ends the averages, here before the first pair: nothing is left."""
     model = network()
-    optimizer = MLBFGS(model, **FAST, momentum=0.0)
+    optimizer = MLBFGS(model, **{**FAST, "momentum": 0.0})
     run(model, optimizer, n=2)
     assert len(optimizer.state_dict()["state"]) == 4
     backward(model, 2)
