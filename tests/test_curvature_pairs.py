@@ -110,7 +110,6 @@ def test_the_secant_equation_holds_for_the_newest_pair(rng):
 def test_without_pairs_it_is_gamma_times_the_identity():
     pairs = CurvaturePairs(N, 5, torch.zeros(1, dtype=torch.float64), 0.25)
     assert torch.equal(pairs.apply_(torch.ones(N, dtype=torch.float64)), torch.full((N,), 0.25, dtype=torch.float64))
-    assert pairs.storage is None  # no memory before the first pair
 
 
 def test_scaling_a_pair_does_not_change_it(rng):

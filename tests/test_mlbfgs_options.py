@@ -18,12 +18,12 @@ def parameter():
 def test_the_defaults_are_as_documented():
     group = MLBFGS([parameter()]).param_groups[0]
     expected = {
-        "lr": 0.1,
+        "lr": 0.05,
         "beta": 0.98,
         "momentum": 0.9,
         "nesterov": False,
         "update_every": 30,
-        "history_size": 10,
+        "history_size": 5,
         "history_growth": None,
         "blocks": "module",
         "damping": "window",

@@ -62,8 +62,8 @@ def sizes(optimizer):
 )
 def test_a_block_is_one_module_s_tensors_where_names_are_known(make, expected):
     model = make()
-    assert partition(MLBFGS(model)) == expected
-    assert partition(MLBFGS(model.named_parameters())) == expected
+    assert partition(MLBFGS(model, blocks="module")) == expected
+    assert partition(MLBFGS(model.named_parameters(), blocks="module")) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_block_is_one_module_s_tensors_where_names_are_known(make, expected):
     ],
 )
 def test_without_names_a_bias_joins_the_tensor_before_it(make, expected):
-    assert sizes(MLBFGS(make().parameters())) == expected
+    assert sizes(MLBFGS(make().parameters(), blocks="module")) == expected
 
 
 def test_blocks_of_one_tensor_and_of_the_whole_model():
@@ -99,7 +99,9 @@ def test_blocks_do_not_reach_over_param_groups():
     model = dense()
     weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
-    optimizer = MLBFGS([{"params": weights}, {"params": [], "lr": 0.1}, {"params": biases, "blocks": "model"}])
+    optimizer = MLBFGS(
+        [{"params": weights}, {"params": [], "lr": 0.1}, {"params": biases, "blocks": "model"}], blocks="module"
+    )
     assert sizes(optimizer) == [12, 4, 5]
 
 

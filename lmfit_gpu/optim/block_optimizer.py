@@ -5,6 +5,7 @@ state of torch's optimizers (a dict for each parameter), which is the only form 
 """
 
 from collections import defaultdict
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -44,12 +45,15 @@ class BlockOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; those that are not given are the optimizer's.
 
+        With a process group all ranks call it (collective): blocks may change owners, and take their memory along.
+
         Raises
         ------
         ValueError, TypeError
             For an option that is not allowed, or parameters that are not float32 or float64.
         """
         options = checked_options({**self.defaults, **{k: param_group[k] for k in self.defaults if k in param_group}})
+        whole = self.full_state_dict()["state"] if self._ranks is not None and self._built else None
         self._write_state()
         super().add_param_group(param_group)
         try:
@@ -58,6 +62,9 @@ class BlockOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         self.param_groups[-1].update(options, n_steps=0)
+        if whole is not None:
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            self.state = defaultdict(dict, {parameters[number]: part for number, part in whole.items()})
         self._built = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +90,7 @@ class BlockOptimizer(torch.optim.Optimizer):
         """
         state = self.state_dict()
         if self._ranks is None:
-            return state
+            return {**state, "state": {key: _on_cpu(part) for key, part in state["state"].items()}}
         del state["ranks"]
         whole: dict[int, dict[str, Any]] = {}
         for block in self._all_blocks():
@@ -146,8 +153,12 @@ class BlockOptimizer(torch.optim.Optimizer):
         if self._built is None:
             self._lay_out()
         assert self._built is not None
-        for layout, group in zip(self._layouts, self.param_groups, strict=True):
+        for index, (layout, group) in enumerate(zip(self._layouts, self.param_groups, strict=True)):
             check_layout(layout, group)
+            options = {name: group[name] for name in self.defaults if name in group}
+            if options != self._checked[index]:  # a scheduler's learning rate, or an option set by hand
+                checked_options(options)
+                self._checked[index] = options
         return self._built
 
     def _all_blocks(self) -> list[Block]:
@@ -169,6 +180,7 @@ class BlockOptimizer(torch.optim.Optimizer):
         self.state = defaultdict(dict)
         self._built, self._vectors, self._ranks_agree = built, vectors, False
         self._layouts = [Layout.of(group) for group in self.param_groups]
+        self._checked: list[dict[str, Any]] = [{} for _ in self.param_groups]
         self._write_state()
 
     def _owns(self, block: Block) -> bool:
@@ -199,3 +211,11 @@ class BlockOptimizer(torch.optim.Optimizer):
         if not sparse and any(other[3] for other in ranks):
             raise ValueError("step: another rank has a sparse gradient; a dense one is expected")
         self._ranks_agree = not sparse
+
+
+def _on_cpu(part: dict[str, Any]) -> dict[str, Any]:
+    """Return copies of the tensors and plain objects of a parameter's state."""
+    return {
+        key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else deepcopy(value)
+        for key, value in part.items()
+    }

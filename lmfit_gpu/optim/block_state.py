@@ -21,7 +21,7 @@ AVERAGES = {
     "parameter_average_before": "parameter_before",
     "gradient_average_before": "gradient_before",
 }
-NUMBERS = ("n_pairs", "scale", "scale_sums", "curvature", "tau")
+NUMBERS = ("begun", "n_pairs", "scale", "scale_sums", "curvature", "tau")
 
 
 def write_block(block: Block, state: MutableMapping[torch.Tensor, dict[str, Any]]) -> None:
@@ -40,12 +40,16 @@ def write_block(block: Block, state: MutableMapping[torch.Tensor, dict[str, Any]
             part["pairs"] = values.view(*values.shape[:2], *shape)
     if any(parts):
         numbers = {name: getattr(block, name) for name in NUMBERS}
-        parts[0]["block"] = {"n_members": len(block.members), **numbers, **pairs.written()}
+        # the dict that is there, if any: a state_dict that was taken earlier goes on with the tensors, all or nothing
+        there: dict[str, Any] = state.get(block.members[0].parameter, {}).get("block", {})
+        there.update({"n_members": len(block.members), **numbers, **pairs.written()})
+        parts[0]["block"] = there
     for member, part in zip(block.members, parts, strict=True):
-        if part:
-            state[member.parameter] = part
-        else:
-            state.pop(member.parameter, None)  # nothing is left of what was written before
+        there = state[member.parameter]
+        there.clear()
+        there.update(part)
+        if not part:
+            del state[member.parameter]
 
 
 def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], options: Mapping[str, Any]) -> None:

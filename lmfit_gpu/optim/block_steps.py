@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmfit_gpu.optim.curvature_pairs import CurvaturePairs, Prospect
-from lmfit_gpu.optim.pair_damping import PairProducts, damped_pair, weakened
+from lmfit_gpu.optim.pair_damping import DampedPair, PairProducts, damped_pair, weakened
 from lmfit_gpu.optim.parameter_blocks import Averages, Block, Flat
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "described",
     "differences",
     "direct",
+    "forget_averages",
     "moving",
     "on_host",
     "remember",
@@ -60,24 +61,45 @@ def collect(block: Block, *, maximize: bool, missing_is_zero: bool) -> None:
 
 
 def average(block: Block, beta: float) -> None:
-    """Let the averages of a block follow its parameters and its gradient; they begin with the first of these."""
+    """Let the averages of a block follow its parameters and its gradient; they begin with the first of these.
+
+    They begin afresh when a tensor has its first gradient. Those of a tensor without gradient wait.
+    """
     if block.averages is None:
-        remember(block, before=True)
-        remember(block, before=False)
-        return
+        _begin(block)
+    kept, present = _averages(block), _present(block, block.work)
     theta = [block.members[index].parameter.detach() for index in block.present]
-    torch._foreach_lerp_(_present(block, block.averages.parameter), theta, 1 - beta)
-    torch._foreach_lerp_(_present(block, block.averages.gradient), _present(block, block.work), 1 - beta)
+    if not set(block.present) <= set(block.begun):  # y = A s needs the averages of all tensors to begin together
+        for average in (kept.parameter, kept.parameter_before):
+            torch._foreach_copy_(_present(block, average), theta)
+        for average in (kept.gradient, kept.gradient_before):
+            torch._foreach_copy_(_present(block, average), present)
+        block.begun = sorted({*block.begun, *block.present})
+        return
+    torch._foreach_lerp_(_present(block, kept.parameter), theta, 1 - beta)
+    torch._foreach_lerp_(_present(block, kept.gradient), present, 1 - beta)
 
 
 def remember(block: Block, *, before: bool) -> None:
     """Put the parameters and the gradient of a block, as they are, in the place of their averages."""
     if block.averages is None:
-        block.averages = Averages(block.flat(), block.flat(), block.flat(), block.flat())
-    kept = block.averages
+        _begin(block)
+    kept = _averages(block)
     theta, gradient = (kept.parameter_before, kept.gradient_before) if before else (kept.parameter, kept.gradient)
     torch._foreach_copy_(theta.views, [member.parameter.detach() for member in block.members])
     gradient.vector.copy_(_flat(block.work).vector)
+
+
+def forget_averages(block: Block) -> None:
+    """Let the averages of a block begin afresh; the pairs stay."""
+    block.averages = None
+
+
+def _begin(block: Block) -> None:
+    """Take the memory of a block; its averages begin with what comes next."""
+    _pairs(block).allocate()
+    block.averages = Averages(block.flat(), block.flat(), block.flat(), block.flat())
+    block.begun = []
 
 
 def direct(block: Block, options: Mapping[str, Any]) -> None:
@@ -93,6 +115,8 @@ def direct(block: Block, options: Mapping[str, Any]) -> None:
         return
     length = torch.linalg.vector_norm(work.vector) if options["normalize"] == "gradient" else 1.0
     pairs.apply_(work.vector)
+    for index in set(range(len(block.members))) - set(block.present):
+        work.views[index].zero_()  # these do not move, and do not count in the length
     if options["normalize"] is not None:
         own = torch.linalg.vector_norm(work.vector)
         work.vector.mul_(length / own.clamp_min(torch.finfo(own.dtype).tiny))
@@ -119,19 +143,21 @@ def take_pair(block: Block, options: Mapping[str, Any], numbers: NDArray[np.floa
     averages, pairs = _averages(block), _pairs(block)
     products = PairProducts(float(numbers[-2, 0]), float(numbers[-2, 1]), float(numbers[-1, 1]))
     if not np.isfinite(numbers).all():
-        block.averages = None  # a gradient was not finite: begin afresh, with the pairs there are
+        forget_averages(block)  # a gradient was not finite: begin afresh, with the pairs there are
         return
     if products.ss > 0:
         block.curvature = products.curvature
         _follow_scale(block, options, products)
-        prospect = _bounded(block, options, products, numbers)
+        bounds = eigenvalue_bounds(options, block.scale or 1.0)
+        pair = damped_pair(products, options, block.scale or 1.0)
+        prospect = None if pair is None else _within(bounds, block, options, pair, products, numbers)
         block.tau = None if prospect is None else prospect.pair.tau
-        if prospect is None:
-            pairs.drop_oldest()  # else a full memory that lets no pair in would stay for ever
-        else:
+        if prospect is not None:
             pairs.append(averages.parameter_before.vector, averages.gradient_before.vector, prospect)
             block.n_pairs += 1
-        while len(pairs) > _most_pairs(block, options):
+        elif pair is not None:
+            pairs.drop_oldest()  # the memory lets no pair in: else it would stay as it is for ever
+        while len(pairs) and (len(pairs) > _most_pairs(block, options) or not _bounded(bounds, pairs.eigenvalues)):
             pairs.drop_oldest()
     averages.parameter_before.vector.copy_(averages.parameter.vector)
     averages.gradient_before.vector.copy_(averages.gradient.vector)
@@ -154,31 +180,38 @@ def _follow_scale(block: Block, options: Mapping[str, Any], products: PairProduc
         block.scale = min(max(now, block.scale / 2), block.scale * 2)
 
 
-def _bounded(
-    block: Block, options: Mapping[str, Any], products: PairProducts, numbers: NDArray[np.float64]
+def _within(
+    bounds: tuple[float, float],
+    block: Block,
+    options: Mapping[str, Any],
+    pair: DampedPair | None,
+    products: PairProducts,
+    numbers: NDArray[np.float64],
 ) -> Prospect | None:
-    """Return H with the damped pair, weakened until the eigenvalues are within their bounds, or None."""
-    scale = block.scale or 1.0
-    low, high = eigenvalue_bounds(options, scale)
-    pair = damped_pair(products, options, scale)
+    """Return H with the pair, weakened until the eigenvalues are within bounds, or None."""
+    low, high = bounds
     for _ in range(MAX_HALVINGS):
         if pair is None:
             return None
         gamma = options["initial_scale"] if options["initial_inverse"] == "fixed" else pair.gamma
         pair = replace(pair, gamma=min(max(gamma, low), high))
         prospect = _pairs(block).foreseen(pair, numbers)
-        smallest, largest = prospect.eigenvalues
-        if low * (1 - ROUNDING) <= smallest and largest <= high * (1 + ROUNDING):
+        if _bounded(bounds, prospect.eigenvalues):
             return prospect
         pair = weakened(pair, products)
     return None
+
+
+def _bounded(bounds: tuple[float, float], eigenvalues: tuple[float, float]) -> bool:
+    return bounds[0] * (1 - ROUNDING) <= eigenvalues[0] and eigenvalues[1] <= bounds[1] * (1 + ROUNDING)
 
 
 def eigenvalue_bounds(options: Mapping[str, Any], scale: float) -> tuple[float, float]:
     """Return the bounds of the eigenvalues of H.
 
     Those given; for damping by a window by default [1/(2 κ σ_H), 2/(κ σ_L)], what the window allows along one step,
-    with a factor of 2 for several; none for the other rules. A fixed H₀ is always within.
+    with a factor of 2 for several; none for the other rules. A fixed H₀ is within by a factor of 2: a pair moves the
+    eigenvalues to both sides of it.
     """
     low, high = 0.0, math.inf
     if options["eigenvalue_bounds"] is not None:
@@ -186,8 +219,8 @@ def eigenvalue_bounds(options: Mapping[str, Any], scale: float) -> tuple[float, 
     elif options["damping"] == "window":
         least, most = options["curvature_window"]
         low, high = 1 / (2 * scale * most), 2 / (scale * least)
-    if options["initial_inverse"] == "fixed":
-        low, high = min(low, options["initial_scale"]), max(high, options["initial_scale"])
+        if options["initial_inverse"] == "fixed":
+            low, high = min(low, options["initial_scale"] / 2), max(high, 2 * options["initial_scale"])
     return low, high
 
 

@@ -75,6 +75,12 @@ class CurvaturePairs:
     def __len__(self) -> int:
         return len(self.slots)
 
+    def allocate(self) -> None:
+        """Take the memory for all pairs."""
+        if self.storage is None:
+            like, shape = self._like, (self.capacity, 2, self.n_params)
+            self.storage = torch.zeros(shape, dtype=like.dtype, device=like.device)
+
     def products(self, s: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the products of (rows in use, s, y) with s and y, shape (2 rows + 2, 2), float64, on the device."""
         rows = self._rows()
@@ -101,15 +107,15 @@ class CurvaturePairs:
         gram[: len(rows), new] = rows
         gram[new, : len(rows)] = rows.T
         gram[new, new] = own
-        return Prospect(slots, gram, pair, products[-2, 0] ** 0.5, *_inverse(gram, slots, pair.gamma))
+        inverse = _inverse(gram, slots, pair.gamma, self.n_params)
+        return Prospect(slots, gram, pair, float(products[-2, 0]) ** 0.5, *inverse)
 
     def append(self, s: torch.Tensor, y: torch.Tensor, prospect: "Prospect") -> None:
         """Keep s and ŷ as the newest pair, as foreseen; the oldest leaves a full memory."""
-        if self.storage is None:
-            self.storage = torch.zeros(
-                self.capacity, 2, self.n_params, dtype=self._like.dtype, device=self._like.device
-            )
+        self.allocate()
+        assert self.storage is not None
         pair, length = prospect.pair, prospect.length
+        self.slots, self._core = prospect.slots[:-1], None  # an interrupt in what follows leaves the others in order
         kept_s, kept_y = self.storage[prospect.slots[-1]]
         torch.mul(s, 1 / length, out=kept_s)
         torch.add(s * (pair.shift / length), y, alpha=pair.tau / length, out=kept_y)
@@ -168,6 +174,8 @@ class CurvaturePairs:
         ValueError
             If there were more or fewer slots.
         """
+        if written["slots"] and storage is None:
+            raise ValueError("state_dict: it has numbers of pairs, but not the pairs")
         if len(written["gram"]) != 2 * self.capacity:
             raise ValueError(f"history_size: got {self.capacity}; the pairs were kept with {len(written['gram']) // 2}")
         self.storage, self.slots, self.gamma = storage, list(written["slots"]), written["gamma"]
@@ -193,7 +201,7 @@ class CurvaturePairs:
 
     def _prepare(self) -> None:
         """Make M and the eigenvalues of H from the Gram matrix."""
-        self._use(*_inverse(self._gram, self.slots, self.gamma))
+        self._use(*_inverse(self._gram, self.slots, self.gamma, self.n_params))
 
     def _use(self, core: NDArray[np.float64], eigenvalues: tuple[float, float]) -> None:
         """Put M where the products with W take it from, if rounding allows."""
@@ -236,7 +244,7 @@ def _products_with_new(
 
 
 def _inverse(
-    gram: NDArray[np.float64], slots: Sequence[int], gamma: float
+    gram: NDArray[np.float64], slots: Sequence[int], gamma: float, n_params: int
 ) -> tuple[NDArray[np.float64], tuple[float, float]]:
     """Return M, in the order S, Y of the slots, and the eigenvalues of H."""
     if not slots:
@@ -244,7 +252,7 @@ def _inverse(
     order = _order(slots)
     used = gram[np.ix_(order, order)]
     core = _compact(used, gamma)
-    return core, _eigenvalues(used, core, gamma)
+    return core, _eigenvalues(used, core, gamma, n_params)
 
 
 def _compact(gram: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
@@ -261,10 +269,14 @@ def _compact(gram: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
     return core
 
 
-def _eigenvalues(gram: NDArray[np.float64], core: NDArray[np.float64], gamma: float) -> tuple[float, float]:
-    """Return the smallest and the largest eigenvalue of γI + Wᵀ M W (γ among them, which holds for n > 2k)."""
+def _eigenvalues(
+    gram: NDArray[np.float64], core: NDArray[np.float64], gamma: float, n_params: int
+) -> tuple[float, float]:
+    """Return the smallest and the largest eigenvalue of γI + Wᵀ M W; γ is one where rows cannot span all."""
     squares, vectors = np.linalg.eigh(gram)
-    root = vectors * np.sqrt(np.maximum(squares, 0.0))
+    root = (vectors * np.sqrt(np.maximum(squares, 0.0)))[:, -n_params:]
     inner = root.T @ core @ root
     values = gamma + np.linalg.eigvalsh((inner + inner.T) / 2)
-    return min(gamma, float(values[0])), max(gamma, float(values[-1]))
+    if n_params > len(gram):
+        values = np.array([min(gamma, values[0]), max(gamma, values[-1])])
+    return float(values[0]), float(values[-1])

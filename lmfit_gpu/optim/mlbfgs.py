@@ -39,6 +39,7 @@ from lmfit_gpu.optim.block_steps import (
     described,
     differences,
     direct,
+    forget_averages,
     moving,
     on_host,
     remember,
@@ -79,11 +80,11 @@ class MLBFGS(BlockOptimizer):
         Most pairs kept for each block. Fixed from the first step on.
     history_growth : int, optional
         The memory begins with one pair and grows by one after each `history_growth` pairs.
-    blocks : {"model", "module", "tensor"}, optional
-        What a block is: all tensors of the param group, the tensors of one module, one tensor. Modules are told by
+    blocks : {"module", "tensor", "model"}, default "module"
+        What a block is: the tensors of one module, one tensor, all tensors of the param group. Modules are told by
         names: give the module or `named_parameters()`. Tensors without names: one with one axis joins the block before
-        it when it is as long as the first axis of the tensor that began it, as a bias is. None: "model" on one process,
-        "module", the paper's, with a process group, where one block would leave nothing to divide.
+        it when it is as long as the first axis of the tensor that began it, as a bias is. "model" is steadier, and
+        leaves nothing to divide over processes.
     damping : {"window", "powell", None}, default "window"
         See `lmfit_gpu.optim.pair_damping`. None: plain stochastic L-BFGS.
     curvature_window : (float, float), optional
@@ -141,7 +142,7 @@ class MLBFGS(BlockOptimizer):
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> x = torch.rand(256, 2)
     >>> y = torch.sin(3 * x).sum(1, keepdim=True)
-    >>> optimizer = MLBFGS(model, lr=0.1)
+    >>> optimizer = MLBFGS(model, lr=0.1, blocks="model")
     >>> for step in range(400):
     ...     optimizer.zero_grad()
     ...     loss = torch.nn.functional.mse_loss(model(x), y)
@@ -164,7 +165,7 @@ class MLBFGS(BlockOptimizer):
         update_every: int = 30,
         history_size: int = 5,
         history_growth: int | None = None,
-        blocks: str | None = None,
+        blocks: str = "module",
         damping: str | None = "window",
         curvature_window: tuple[float, float] | None = None,
         tau: float | None = None,
@@ -190,7 +191,7 @@ class MLBFGS(BlockOptimizer):
             "update_every": update_every,
             "history_size": history_size,
             "history_growth": history_growth,
-            "blocks": blocks or ("model" if ranks is None else "module"),
+            "blocks": blocks,
             "damping": damping,
             "curvature_window": curvature_window,
             "tau": tau,
@@ -314,9 +315,14 @@ class MLBFGS(BlockOptimizer):
             for group, block in self._owned(groups, source)
             if group["n_steps"] % group["update_every"] == 0 and (source == "overlap" or group["n_steps"] > 0)
         ]
-        products = on_host([differences(block) for _, block in due])
-        for (group, block), numbers in zip(due, products, strict=True):
-            take_pair(block, group, numbers)
+        try:
+            products = on_host([differences(block) for _, block in due])
+            for (group, block), numbers in zip(due, products, strict=True):
+                take_pair(block, group, numbers)
+        except BaseException:  # also an interrupt or a lack of memory: the earlier averages are differences by now
+            for _, block in due:
+                forget_averages(block)
+            raise
 
     def _direct(self, groups: Groups) -> None:
         """Turn gradients into directions, in the arithmetic of the parameters where step is called under autocast."""

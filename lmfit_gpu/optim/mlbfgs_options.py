@@ -56,9 +56,10 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"{name}: got {options[name]!r}; True or False is expected")
     if options["eigenvalue_bounds"] is not None:
         low, high = checked["eigenvalue_bounds"] = _interval("eigenvalue_bounds", options["eigenvalue_bounds"])
-        if checked["initial_inverse"] == "fixed" and not low <= checked["initial_scale"] <= high:
+        if checked["initial_inverse"] == "fixed" and not 2 * low <= checked["initial_scale"] <= high / 2:
             raise ValueError(
-                f"eigenvalue_bounds: got {(low, high)!r}; initial_scale, {checked['initial_scale']!r}, lies outside"
+                f"eigenvalue_bounds: got {(low, high)!r}; 2 low <= initial_scale <= high/2 is expected, "
+                f"initial_scale is {checked['initial_scale']!r}"
             )
     checked["beta"] = _beta(options)
     checked.update(_damping(options))
@@ -120,6 +121,11 @@ def checked_parameters(parameters: list[torch.Tensor]) -> None:
             raise ValueError(
                 f"params: tensor {number} is {parameter.dtype}; float32 or float64 is expected (for mixed precision "
                 "keep the parameters in float32, and use torch.autocast)"
+            )
+        if type(parameter.data).__name__ == "DTensor":
+            raise ValueError(
+                f"params: tensor {number} is a DTensor (FSDP); whole tensors are expected, process_group divides "
+                "the memory"
             )
         if parameter.layout != torch.strided:
             raise ValueError(f"params: tensor {number} is {parameter.layout}; a dense tensor is expected")

@@ -89,6 +89,8 @@ class Block:
     pairs : CurvaturePairs or None
     present : list of int
         Members that have a gradient in this step.
+    begun : list of int
+        Members whose averages have begun.
     n_pairs : int
         Pairs kept so far, those that have left the memory included.
     scale : float or None
@@ -107,6 +109,7 @@ class Block:
     momentum: Flat | None = None
     pairs: CurvaturePairs | None = None
     present: list[int] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
     n_pairs: int = 0
     scale: float | None = None
     scale_sums: tuple[float, float] | None = None
