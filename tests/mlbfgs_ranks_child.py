@@ -438,6 +438,17 @@ def a_group_added(world):
     return refusal(train, world, model, optimizer, range(2, 3))
 
 
+@scenario("one", "two", "three")
+def a_large_group_added(world):
+    """Blocks change their owners: the largest goes first."""
+    model, added = Network(), nn.Linear(50, 50, dtype=torch.float64)
+    optimizer = train(world, model, optimizer_of(world, model))
+    optimizer.add_param_group({"params": list(added.named_parameters(prefix="added"))})
+    found = found_by(model, train(world, model, optimizer, range(STEPS, STEPS + 5)))
+    found["hessians"] = [hessian for hessian in found["hessians"] if hessian["name"] != "added"]
+    return found
+
+
 @scenario("two", "three")
 def a_sparse_gradient_on_one_rank(world):
     torch.manual_seed(0)

@@ -151,3 +151,28 @@ def test_whole_states_are_copies():
     whole = optimizer.full_state_dict()
     descend(optimizer, tensors, 10)
     assert torch.equal(whole["state"][0]["pairs"], kept)
+
+
+@pytest.mark.parametrize("length", [1e-44, 1e-30])
+def test_steps_too_short_for_single_precision_make_no_pair(length):
+    """They raised, or made H infinite."""
+    tensor = torch.nn.Parameter(torch.zeros(5))
+    optimizer = MLBFGS([tensor], lr=0.1, beta=0.0, momentum=0.0, update_every=1)
+    for step in range(6):
+        tensor.data.fill_(length * step)
+        tensor.grad = torch.full((5,), float(step))
+        optimizer.step()
+    assert np.isfinite(optimizer.inverse_hessians()[0]["eigenvalues"]).all()
+    assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_a_relative_window_lets_pairs_in_where_curvatures_are_far_from_one(rng, scale):
+    tensor = torch.nn.Parameter(torch.tensor(rng.normal(size=20)))
+    optimizer = MLBFGS([tensor], lr=0.05 / scale, momentum=0.0, update_every=5, relative_window=True)
+    for _ in range(60):
+        tensor.grad = scale * torch.linspace(0.3, 3.0, 20).double() * tensor.detach()
+        optimizer.step()
+    (block,) = optimizer.inverse_hessians()
+    assert block["n_pairs"] > 0
+    assert 0.3 * scale <= block["scale"] <= 3.0 * scale

@@ -205,6 +205,11 @@ def test_param_groups_added_later_are_compared(phase, ranks):  # noqa: F811
 
 
 @several
+def test_blocks_whose_owner_changes_keep_their_memory(phase, ranks):  # noqa: F811
+    assert_same_run(ranks.of(phase, "a_large_group_added"), ranks.of("one", "a_large_group_added")[0])
+
+
+@several
 def test_a_sparse_gradient_on_one_rank_is_refused_on_all(phase, ranks):  # noqa: F811
     *others, last = ranks.of(phase, "a_sparse_gradient_on_one_rank")
     assert last["refusal"].startswith("ValueError: step: the gradient of weight is sparse")

@@ -145,7 +145,7 @@ def take_pair(block: Block, options: Mapping[str, Any], numbers: NDArray[np.floa
     if not np.isfinite(numbers).all():
         forget_averages(block)  # a gradient was not finite: begin afresh, with the pairs there are
         return
-    if products.ss > 0:
+    if _representable(products, block.like.dtype):
         block.curvature = products.curvature
         _follow_scale(block, options, products)
         bounds = eigenvalue_bounds(options, block.scale or 1.0)
@@ -161,6 +161,12 @@ def take_pair(block: Block, options: Mapping[str, Any], numbers: NDArray[np.floa
             pairs.drop_oldest()
     averages.parameter_before.vector.copy_(averages.parameter.vector)
     averages.gradient_before.vector.copy_(averages.gradient.vector)
+
+
+def _representable(products: PairProducts, dtype: torch.dtype) -> bool:
+    """Return whether s/‖s‖ and y/‖s‖ and what is made of them are within the range of the arithmetic."""
+    limits = torch.finfo(dtype)
+    return products.ss**0.5 > limits.tiny / limits.eps and products.yy < limits.max**0.5 * products.ss
 
 
 def _follow_scale(block: Block, options: Mapping[str, Any], products: PairProducts) -> None:

@@ -69,7 +69,7 @@ class MLBFGS(BlockOptimizer):
         η. With initial_inverse="fixed" it is the learning rate of SGD with the same momentum; steps along flat
         directions grow by up to 1/σ_L.
     beta : float, optional
-        Weight of the past in the averages, in [0, 1). None: 0.98 (0 with pairs="overlap", which takes no averages).
+        Weight of the past in the averages, in [0, 1). None: 0.98; pairs="overlap" takes no averages.
     momentum : float, default 0.9
         Of the directions, as in torch's SGD.
     nesterov : bool, default False
@@ -86,7 +86,8 @@ class MLBFGS(BlockOptimizer):
         it when it is as long as the first axis of the tensor that began it, as a bias is. "model" is steadier, and
         leaves nothing to divide over processes.
     damping : {"window", "powell", None}, default "window"
-        See `lmfit_gpu.optim.pair_damping`. None: plain stochastic L-BFGS.
+        See `lmfit_gpu.optim.pair_damping`. None: plain stochastic L-BFGS. "powell" and None are for momentum=0 and
+        a learning rate of about 0.01.
     curvature_window : (float, float), optional
         σ_L < 1 < σ_H, default (0.1, 10); for "powell" bounds of B₀, default (0.01, inf).
     tau : float, optional
@@ -94,8 +95,8 @@ class MLBFGS(BlockOptimizer):
     relative_window : bool, default False
         The window is [σ_L κ, σ_H κ], κ a running ratio of Σ⟨s,y⟩ to Σ⟨s,s⟩ for each block.
     initial_inverse : {"fixed", "pair"}, optional
-        H₀ = initial_scale · I, or, the paper's, ⟨s,ŷ⟩/⟨ŷ,ŷ⟩ · I of the newest pair. None: "fixed" for "window", else
-        "pair".
+        H₀ = initial_scale · I, or, the paper's, ⟨s,ŷ⟩/⟨ŷ,ŷ⟩ · I of the newest pair, which diverges easily. None:
+        "fixed" for "window", else "pair".
     initial_scale : float, default 1
         H before the first pair: SGD with momentum.
     eigenvalue_bounds : (float, float), optional
