@@ -176,3 +176,26 @@ def test_a_relative_window_lets_pairs_in_where_curvatures_are_far_from_one(rng, 
     (block,) = optimizer.inverse_hessians()
     assert block["n_pairs"] > 0
     assert 0.3 * scale <= block["scale"] <= 3.0 * scale
+
+
+def test_frozen_tensors_take_no_memory_and_may_be_trained_later():
+    backbone, head = torch.nn.Linear(30, 30), torch.nn.Linear(30, 1)
+    backbone.requires_grad_(False)
+    model = torch.nn.Sequential(backbone, head)
+    optimizer = MLBFGS(model.parameters(), blocks="model", update_every=2)
+    x = torch.linspace(-1, 1, 60).reshape(2, 30)
+
+    def train(n_steps):
+        for _ in range(n_steps):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    train(6)
+    assert set(optimizer.state) == set(head.parameters())
+    backbone.requires_grad_(True)
+    train(6)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})  # lays the blocks out anew
+    train(2)
+    assert [block["n_pairs"] for block in optimizer.inverse_hessians()] == [3, 5, 0]
+    copy.deepcopy(optimizer).step()

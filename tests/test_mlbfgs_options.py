@@ -38,6 +38,7 @@ def test_the_defaults_are_as_documented():
         "weight_decay": 0.0,
         "maximize": False,
         "n_steps": 0,
+        "frozen": [],
     }
     assert {name: value for name, value in group.items() if name != "params"} == expected
 

@@ -61,7 +61,8 @@ class BlockOptimizer(torch.optim.Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        self.param_groups[-1].update(options, n_steps=0)
+        frozen = [i for i, parameter in enumerate(self.param_groups[-1]["params"]) if not parameter.requires_grad]
+        self.param_groups[-1].update(options, n_steps=0, frozen=frozen)
         if whole is not None:
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             self.state = defaultdict(dict, {parameters[number]: part for number, part in whole.items()})
@@ -169,7 +170,10 @@ class BlockOptimizer(torch.optim.Optimizer):
         built = []
         for group in self.param_groups:
             names = group.get("param_names", [None] * len(group["params"]))
-            members = [Member(p, name, next(numbers)) for p, name in zip(group["params"], names, strict=True)]
+            members = [
+                Member(parameter, name, next(numbers), frozen=index in group["frozen"])
+                for index, (parameter, name) in enumerate(zip(group["params"], names, strict=True))
+            ]
             built.append([Block(of_block) for of_block in grouped(members, group["blocks"])])
         flat = [block for blocks in built for block in blocks]
         vectors = laid_out(flat, 1 if self._ranks is None else self._ranks.size)

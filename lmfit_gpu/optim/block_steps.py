@@ -31,7 +31,7 @@ __all__ = [
     "take_pair",
 ]
 
-MAX_HALVINGS = 8  # of τ, before a pair is left out
+MAX_TRIALS = 8  # of a pair, with half the τ each time, before it is left out
 ROUNDING = 1e-9  # share by which an eigenvalue may miss its bound
 SCALE_MEMORY = 0.9  # of the running curvature scale, for each pair
 
@@ -196,7 +196,7 @@ def _within(
 ) -> Prospect | None:
     """Return H with the pair, weakened until the eigenvalues are within bounds, or None."""
     low, high = bounds
-    for _ in range(MAX_HALVINGS):
+    for _ in range(MAX_TRIALS):
         if pair is None:
             return None
         gamma = options["initial_scale"] if options["initial_inverse"] == "fixed" else pair.gamma

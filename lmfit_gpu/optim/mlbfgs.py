@@ -13,8 +13,8 @@ and every step, H the L-BFGS inverse Hessian of the last `history_size` pairs::
     d = H g,    v ← m v + d,    θ ← (1 − η λ) θ − η v.
 
 Averages of parameters and gradients with the same weights keep y = A s on a quadratic with Hessian A, whatever the
-steps were, while the variance of the noise of g falls by (1 − β)/(1 + β). With two different β, as in the released code
-of the paper, y = A s does not hold.
+steps were (for one block, where no tensor lacks its gradient), while the variance of the noise of g falls to the share
+(1 − β)/(1 + β) in the long run. With two different β, as in the released code of the paper, y = A s does not hold.
 
 From the paper (Niu and others, 2023): the averages, a pair every T steps, the window damping, H by blocks, blocks
 spread over processes. From SdLBFGS (Wang and others, 2017): damping="powell". From multi-batch L-BFGS (Berahas,
@@ -67,7 +67,7 @@ class MLBFGS(BlockOptimizer):
         Dense, float32 or float64. A module stands for its named parameters that are trained.
     lr : float, default 0.05
         η. With initial_inverse="fixed" it is the learning rate of SGD with the same momentum; steps along flat
-        directions grow by up to 1/σ_L.
+        directions grow by up to 2/σ_L.
     beta : float, optional
         Weight of the past in the averages, in [0, 1). None: 0.98; pairs="overlap" takes no averages.
     momentum : float, default 0.9
@@ -100,7 +100,8 @@ class MLBFGS(BlockOptimizer):
     initial_scale : float, default 1
         H before the first pair: SGD with momentum.
     eigenvalue_bounds : (float, float), optional
-        Of H; τ is halved, then a pair left out, to keep them. None: [1/(2 κ σ_H), 2/(κ σ_L)] for "window", none else.
+        Of H; τ is halved, then pairs are left out, to keep them. None: [1/(2 κ σ_H), 2/(κ σ_L)] for "window", wide
+        enough for a fixed H₀ and half and twice of it, none for other rules.
     normalize : {None, "gradient", "unit"}
         Length of the direction of a block: that of its gradient, or 1.
     pairs : {"averages", "overlap"}, default "averages"
@@ -111,7 +112,8 @@ class MLBFGS(BlockOptimizer):
     maximize : bool, default False
     process_group : torch.distributed.ProcessGroup, optional
         Gradients are averaged over its ranks, each block is owned by one rank, which keeps its memory and makes its
-        direction. A missing gradient counts as zero. All ranks call `step` alike.
+        direction. A missing gradient counts as zero. All ranks call `step` alike. Give the same `blocks` as on one
+        process for the same run; a state brings its own.
     average_gradients : bool, default True
         False: the gradients are the same on all ranks already, as DistributedDataParallel leaves them.
 
@@ -122,8 +124,11 @@ class MLBFGS(BlockOptimizer):
 
     Notes
     -----
-    A gradient that is not finite spoils parameters as it does with SGD (GradScaler skips such steps); the pairs there
-    are stay, and averages begin afresh.
+    A gradient that is not finite spoils parameters and momentum as it does with SGD (GradScaler skips such steps); the
+    pairs there are stay, and averages begin afresh.
+
+    With pairs="overlap" the gradients left behind are those of the overlap after the step, and what a forward pass
+    changes (statistics of BatchNorm, random numbers of dropout) it changes in each call.
 
     References
     ----------

@@ -1,8 +1,8 @@
 """Damping of curvature pairs: what makes a noisy gradient difference safe for an L-BFGS update.
 
-A pair is a step s and the change y of the gradient along it. The L-BFGS inverse Hessian is positive definite if and
-only if every pair has ⟨s, y⟩ > 0, and its condition is bounded if the curvature μ = ⟨s, y⟩/⟨s, s⟩ and the length of y
-are. Noise and negative curvature break that; damping mends it by mixing in a multiple of s::
+A pair is a step s and the change y of the gradient along it. The L-BFGS inverse Hessian is positive definite if every
+pair has ⟨s, y⟩ > 0, and its condition is bounded if the curvature μ = ⟨s, y⟩/⟨s, s⟩ and the length of y are. Noise and
+negative curvature break that; damping mends it by mixing in a multiple of s::
 
     ŷ = τ y + shift · s
 
@@ -47,7 +47,7 @@ __all__ = ["RULES", "DampedPair", "PairProducts", "damped_pair", "weakened"]
 
 RULES = ("window", "powell", None)
 POWELL = 0.25  # least share of B₀ that the damped curvature keeps (Powell, 1978, has 0.2; SdLBFGS 0.25)
-LEAST_COSINE = 1e-10  # below it the sign of ⟨s, y⟩ is rounding
+LEAST_COSINE = 1e-6  # below it the sign of ⟨s, y⟩ is rounding, of single precision at least
 
 
 @dataclass(frozen=True)

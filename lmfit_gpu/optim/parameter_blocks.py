@@ -22,11 +22,12 @@ KINDS = ("module", "tensor", "model")
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One tensor of a block: the parameter, its name if known, and its number among all parameters."""
+    """One tensor of a block: the parameter, its name if known, its number among all, whether it was frozen at first."""
 
     parameter: torch.nn.Parameter
     name: str | None
     number: int
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def grouped(members: Sequence[Member], kind: str) -> list[list[Member]]:
     kind : {"module", "tensor", "model"}
         "module": by names, all tensors of one module. A tensor without a name joins the block before it when it has
         one axis and is as long as the first axis of the tensor that began the block, as a bias is. Tensors on other
-        devices or of other dtypes are blocks of their own, always.
+        devices or of other dtypes are blocks of their own, always, and so are tensors that were frozen at first: they
+        take no memory while they have no gradient.
     """
     if kind == "tensor":
         return [[member] for member in members]
@@ -162,7 +164,8 @@ def grouped(members: Sequence[Member], kind: str) -> list[list[Member]]:
     heads = _heads(members)
     for member, head in zip(members, heads, strict=True):
         of_kind = "model" if kind == "model" else head
-        blocks.setdefault((of_kind, member.parameter.dtype, member.parameter.device), []).append(member)
+        key = (of_kind, member.parameter.dtype, member.parameter.device, member.frozen)
+        blocks.setdefault(key, []).append(member)
     return list(blocks.values())
 
 
