@@ -8,10 +8,11 @@ from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, ProximalDamping,
 from lmfit_gpu.devices import get_available_gpus
 from lmfit_gpu.early_stopping import EarlyStopping
 from lmfit_gpu.estimator import LMRegressor
-from lmfit_gpu.optim import LMA, AdaptiveBatchSampler, ResidualAttention
+from lmfit_gpu.optim import LMA, MLBFGS, AdaptiveBatchSampler, ResidualAttention
 
 __all__ = [
     "LMA",
+    "MLBFGS",
     "AdaptiveBatchSampler",
     "EarlyStopping",
     "LMRegressor",

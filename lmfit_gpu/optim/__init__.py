@@ -2,6 +2,7 @@
 
 from lmfit_gpu.optim.attention import ResidualAttention
 from lmfit_gpu.optim.lma import LMA
+from lmfit_gpu.optim.mlbfgs import MLBFGS
 from lmfit_gpu.optim.sampling import AdaptiveBatchSampler
 
-__all__ = ["LMA", "AdaptiveBatchSampler", "ResidualAttention"]
+__all__ = ["LMA", "MLBFGS", "AdaptiveBatchSampler", "ResidualAttention"]
