@@ -131,7 +131,7 @@ def balanced_owners(sizes: Sequence[int], n_ranks: int) -> list[int]:
     Examples
     --------
     >>> balanced_owners([5, 1, 4, 3, 3], 2)
-    [0, 0, 1, 1, 0]
+    [0, 1, 1, 1, 0]
     """
     held = [0] * n_ranks
     owners = [0] * len(sizes)

@@ -21,7 +21,7 @@ AVERAGES = {
     "parameter_average_before": "parameter_before",
     "gradient_average_before": "gradient_before",
 }
-NUMBERS = ("n_pairs", "scale", "curvature", "tau")
+NUMBERS = ("n_pairs", "scale", "scale_sums", "curvature", "tau")
 
 
 def write_block(block: Block, state: MutableMapping[torch.Tensor, dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ All that is element by element runs on the lists of the block's tensors at once 
 products with pairs run on its flat vectors. Nothing here waits for a device but `on_host`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmfit_gpu.optim.curvature_pairs import CurvaturePairs
-from lmfit_gpu.optim.pair_damping import PairProducts, damped_pair
+from lmfit_gpu.optim.curvature_pairs import CurvaturePairs, Prospect
+from lmfit_gpu.optim.pair_damping import PairProducts, damped_pair, weakened
 from lmfit_gpu.optim.parameter_blocks import Averages, Block, Flat
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "take_pair",
 ]
 
+MAX_HALVINGS = 8  # of τ, before a pair is left out
+ROUNDING = 1e-9  # share by which an eigenvalue may miss its bound
 SCALE_MEMORY = 0.9  # of the running curvature scale, for each pair
 
 
@@ -121,38 +124,77 @@ def take_pair(block: Block, options: Mapping[str, Any], numbers: NDArray[np.floa
     if products.ss > 0:
         block.curvature = products.curvature
         _follow_scale(block, options, products)
-        pair = damped_pair(products, options, block.scale or 1.0)
-        if pair is not None and options["initial_inverse"] == "fixed":
-            pair = replace(pair, gamma=options["initial_scale"])
-        block.tau = None if pair is None else pair.tau
-        if pair is not None:
-            pairs.append(averages.parameter_before.vector, averages.gradient_before.vector, pair, numbers)
+        prospect = _bounded(block, options, products, numbers)
+        block.tau = None if prospect is None else prospect.pair.tau
+        if prospect is None:
+            pairs.drop_oldest()  # else a full memory that lets no pair in would stay for ever
+        else:
+            pairs.append(averages.parameter_before.vector, averages.gradient_before.vector, prospect)
             block.n_pairs += 1
-            _shorten(block, options)
+        while len(pairs) > _most_pairs(block, options):
+            pairs.drop_oldest()
     averages.parameter_before.vector.copy_(averages.parameter.vector)
     averages.gradient_before.vector.copy_(averages.gradient.vector)
 
 
 def _follow_scale(block: Block, options: Mapping[str, Any], products: PairProducts) -> None:
-    """Let κ follow ‖y‖/‖s‖, in the geometric mean, for a window relative to it."""
-    if options["relative_window"] and products.yy > 0:
-        now = (products.yy / products.ss) ** 0.5
-        block.scale = now if block.scale is None else block.scale**SCALE_MEMORY * now ** (1 - SCALE_MEMORY)
+    """Let κ follow the running ratio Σ⟨s,y⟩/Σ⟨s,s⟩, for a window relative to it.
 
-
-def _shorten(block: Block, options: Mapping[str, Any]) -> None:
-    """Drop the oldest pairs until memory and eigenvalues are within their bounds."""
-    pairs = _pairs(block)
-    if options["history_growth"] is not None:
-        while len(pairs) > 1 + (block.n_pairs - 1) // options["history_growth"]:
-            pairs.drop_oldest()
-    if options["eigenvalue_bounds"] is None:
+    Noise of either sign averages out of it, as it does not of a mean of ‖y‖/‖s‖. From one pair to the next κ changes by
+    a factor of 2 at most: smaller steps make noise in y weigh more, which κ without a limit would follow to infinity.
+    """
+    if not options["relative_window"]:
         return
-    low, high = options["eigenvalue_bounds"]
-    while len(pairs) and not (low <= pairs.eigenvalues[0] and pairs.eigenvalues[1] <= high):
-        pairs.drop_oldest()
-    if not len(pairs):
-        pairs.use_scale(min(max(pairs.eigenvalues[0], low), high))
+    before = block.scale_sums or (0.0, 0.0)
+    block.scale_sums = (SCALE_MEMORY * before[0] + products.sy, SCALE_MEMORY * before[1] + products.ss)
+    now = block.scale_sums[0] / block.scale_sums[1]
+    if block.scale is None:
+        block.scale = now if now > 0 else (products.yy / products.ss) ** 0.5 or None
+    elif now > 0:
+        block.scale = min(max(now, block.scale / 2), block.scale * 2)
+
+
+def _bounded(
+    block: Block, options: Mapping[str, Any], products: PairProducts, numbers: NDArray[np.float64]
+) -> Prospect | None:
+    """Return H with the damped pair, weakened until the eigenvalues are within their bounds, or None."""
+    scale = block.scale or 1.0
+    low, high = eigenvalue_bounds(options, scale)
+    pair = damped_pair(products, options, scale)
+    for _ in range(MAX_HALVINGS):
+        if pair is None:
+            return None
+        gamma = options["initial_scale"] if options["initial_inverse"] == "fixed" else pair.gamma
+        pair = replace(pair, gamma=min(max(gamma, low), high))
+        prospect = _pairs(block).foreseen(pair, numbers)
+        smallest, largest = prospect.eigenvalues
+        if low * (1 - ROUNDING) <= smallest and largest <= high * (1 + ROUNDING):
+            return prospect
+        pair = weakened(pair, products)
+    return None
+
+
+def eigenvalue_bounds(options: Mapping[str, Any], scale: float) -> tuple[float, float]:
+    """Return the bounds of the eigenvalues of H.
+
+    Those given; for damping by a window by default [1/(2 κ σ_H), 2/(κ σ_L)], what the window allows along one step,
+    with a factor of 2 for several; none for the other rules. A fixed H₀ is always within.
+    """
+    low, high = 0.0, math.inf
+    if options["eigenvalue_bounds"] is not None:
+        low, high = options["eigenvalue_bounds"]
+    elif options["damping"] == "window":
+        least, most = options["curvature_window"]
+        low, high = 1 / (2 * scale * most), 2 / (scale * least)
+    if options["initial_inverse"] == "fixed":
+        low, high = min(low, options["initial_scale"]), max(high, options["initial_scale"])
+    return low, high
+
+
+def _most_pairs(block: Block, options: Mapping[str, Any]) -> int:
+    """Return the pairs that the memory may hold, which may grow with those that were made."""
+    growth = options["history_growth"]
+    return _pairs(block).capacity if growth is None else 1 + (block.n_pairs - 1) // growth
 
 
 def on_host(tensors: Sequence[torch.Tensor]) -> list[NDArray[np.float64]]:

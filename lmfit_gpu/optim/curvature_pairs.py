@@ -20,6 +20,8 @@ The eigenvalues of H are γ, and on the span of the pairs those of γ I + Cᵀ M
 the price of a (2k, 2k) eigenproblem for each new pair.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 from lmfit_gpu.optim.pair_damping import DampedPair
 
-__all__ = ["CurvaturePairs"]
+__all__ = ["CurvaturePairs", "Prospect"]
 
 CHUNK = 1 << 16  # columns converted to float64 at a time
 SAFE = 0.05  # share of the smallest eigenvalue that rounding may reach before two-loop takes over
@@ -83,43 +85,40 @@ class CurvaturePairs:
             total += torch.cat((rows[:, part].double(), new)) @ new.T
         return total
 
-    def append(self, s: torch.Tensor, y: torch.Tensor, pair: DampedPair, products: NDArray[np.float64]) -> None:
-        """Keep s and ŷ = tau y + shift s as the newest pair; the oldest leaves a full memory.
+    def foreseen(self, pair: DampedPair, products: NDArray[np.float64]) -> "Prospect":
+        """Return what H would be with ŷ = tau y + shift s as the newest pair, before anything is kept.
 
         Parameters
         ----------
-        s, y : Tensor, shape (n_params,)
         pair : DampedPair
         products : ndarray, shape (2 rows + 2, 2)
             What `products` returned.
         """
+        rows, own = _products_with_new(pair, products)
+        full = len(self.slots) == self.capacity
+        slots = [*self.slots[1:], self.slots[0]] if full else [*self.slots, self._free_slot()]
+        gram, new = self._gram.copy(), slice(2 * slots[-1], 2 * slots[-1] + 2)
+        gram[: len(rows), new] = rows
+        gram[new, : len(rows)] = rows.T
+        gram[new, new] = own
+        return Prospect(slots, gram, pair, products[-2, 0] ** 0.5, *_inverse(gram, slots, pair.gamma))
+
+    def append(self, s: torch.Tensor, y: torch.Tensor, prospect: "Prospect") -> None:
+        """Keep s and ŷ as the newest pair, as foreseen; the oldest leaves a full memory."""
         if self.storage is None:
             self.storage = torch.zeros(
                 self.capacity, 2, self.n_params, dtype=self._like.dtype, device=self._like.device
             )
-        n_rows = products.shape[0] - 2
-        slot = self.slots.pop(0) if len(self.slots) == self.capacity else self._free_slot()
-        length = products[-2, 0] ** 0.5
-        torch.mul(s, 1 / length, out=self.storage[slot, 0])
-        torch.add(s * (pair.shift / length), y, alpha=pair.tau / length, out=self.storage[slot, 1])
-        mixed = np.stack((products[:, 0], pair.shift * products[:, 0] + pair.tau * products[:, 1]), axis=1) / length
-        own = np.stack((mixed[-2], pair.shift * mixed[-2] + pair.tau * mixed[-1])) / length
-        new = slice(2 * slot, 2 * slot + 2)
-        self._gram[:n_rows, new] = mixed[:-2]
-        self._gram[new, :n_rows] = mixed[:-2].T
-        self._gram[new, new] = own
-        self.slots.append(slot)
-        self.gamma = pair.gamma
-        self._prepare()
+        pair, length = prospect.pair, prospect.length
+        kept_s, kept_y = self.storage[prospect.slots[-1]]
+        torch.mul(s, 1 / length, out=kept_s)
+        torch.add(s * (pair.shift / length), y, alpha=pair.tau / length, out=kept_y)
+        self.slots, self._gram, self.gamma = prospect.slots, prospect.gram, pair.gamma
+        self._use(prospect.core, prospect.eigenvalues)
 
     def drop_oldest(self) -> None:
-        """Forget the oldest pair."""
-        self.slots.pop(0)
-        self._prepare()
-
-    def use_scale(self, gamma: float) -> None:
-        """Let H₀, and without pairs H, be gamma · I."""
-        self.gamma = gamma
+        """Forget the oldest pair, if there is one."""
+        self.slots = self.slots[1:]
         self._prepare()
 
     def apply_(self, vector: torch.Tensor) -> torch.Tensor:
@@ -194,15 +193,14 @@ class CurvaturePairs:
 
     def _prepare(self) -> None:
         """Make M and the eigenvalues of H from the Gram matrix."""
-        self._core, self.eigenvalues = None, (self.gamma, self.gamma)
-        if not self.slots:
-            return
-        order = np.array([2 * slot for slot in self.slots] + [2 * slot + 1 for slot in self.slots])
-        gram = self._gram[np.ix_(order, order)]
-        core = _compact(gram, self.gamma)
-        self.eigenvalues = _eigenvalues(gram, core, self.gamma)
-        rounding = torch.finfo(self._like.dtype).eps * np.linalg.norm(core, 2) * np.linalg.norm(gram, 2)
-        if not rounding <= SAFE * self.eigenvalues[0]:
+        self._use(*_inverse(self._gram, self.slots, self.gamma))
+
+    def _use(self, core: NDArray[np.float64], eigenvalues: tuple[float, float]) -> None:
+        """Put M where the products with W take it from, if rounding allows."""
+        self._core, self.eigenvalues = None, eigenvalues
+        order = _order(self.slots)
+        rounding = torch.finfo(self._like.dtype).eps * np.linalg.norm(core) * np.trace(self._gram[np.ix_(order, order)])
+        if not self.slots or not rounding <= SAFE * eigenvalues[0]:
             return
         n_rows = 2 * (max(self.slots) + 1)
         placed = np.zeros((n_rows, n_rows))
@@ -210,13 +208,57 @@ class CurvaturePairs:
         self._core = torch.from_numpy(placed).to(self._like.device)
 
 
+@dataclass(frozen=True)
+class Prospect:
+    """Pairs with one more: their slots, Gram matrix, M and the eigenvalues of H; the newest pair and its ‖s‖."""
+
+    slots: list[int]
+    gram: NDArray[np.float64]
+    pair: DampedPair
+    length: float
+    core: NDArray[np.float64]
+    eigenvalues: tuple[float, float]
+
+
+def _order(slots: Sequence[int]) -> NDArray[np.int_]:
+    """Return the rows of all s, then those of all ŷ."""
+    return np.array([2 * slot for slot in slots] + [2 * slot + 1 for slot in slots], dtype=int)
+
+
+def _products_with_new(
+    pair: DampedPair, products: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the products of the rows in use with s and ŷ, (rows, 2), and those of s and ŷ, (2, 2), for ‖s‖ = 1."""
+    length = products[-2, 0] ** 0.5
+    mixed = np.stack((products[:, 0], pair.shift * products[:, 0] + pair.tau * products[:, 1]), axis=1) / length
+    own = np.stack((mixed[-2], pair.shift * mixed[-2] + pair.tau * mixed[-1])) / length
+    return mixed[:-2], own
+
+
+def _inverse(
+    gram: NDArray[np.float64], slots: Sequence[int], gamma: float
+) -> tuple[NDArray[np.float64], tuple[float, float]]:
+    """Return M, in the order S, Y of the slots, and the eigenvalues of H."""
+    if not slots:
+        return np.zeros((0, 0)), (gamma, gamma)
+    order = _order(slots)
+    used = gram[np.ix_(order, order)]
+    core = _compact(used, gamma)
+    return core, _eigenvalues(used, core, gamma)
+
+
 def _compact(gram: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
     """Return M for the order S, Y."""
     k = len(gram) // 2
     triangle = np.triu(gram[:k, k:])
     inverse = np.linalg.inv(triangle)
-    middle = inverse.T @ (np.diag(np.diag(triangle)) + gamma * gram[k:, k:]) @ inverse
-    return np.block([[middle, -gamma * inverse.T], [-gamma * inverse, np.zeros((k, k))]])
+    inner = gamma * gram[k:, k:]
+    inner.flat[:: k + 1] += triangle.diagonal()
+    core = np.zeros_like(gram)
+    core[:k, :k] = inverse.T @ inner @ inverse
+    core[:k, k:] = -gamma * inverse.T
+    core[k:, :k] = -gamma * inverse
+    return core
 
 
 def _eigenvalues(gram: NDArray[np.float64], core: NDArray[np.float64], gamma: float) -> tuple[float, float]:

@@ -25,15 +25,14 @@ Cost of a step for n parameters and k pairs: 8 k n + 17 n flops, W (2k, n) read 
 history_size) + n for momentum, divided by the ranks, and n for work on each. A step sends n numbers to owners, n back.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from lmfit_gpu.distributed import Ranks, ranks_of
-from lmfit_gpu.optim.block_state import read_block, write_block
+from lmfit_gpu.distributed import ranks_of
+from lmfit_gpu.optim.block_optimizer import BlockOptimizer
 from lmfit_gpu.optim.block_steps import (
     average,
     collect,
@@ -46,8 +45,8 @@ from lmfit_gpu.optim.block_steps import (
     share_direction,
     take_pair,
 )
-from lmfit_gpu.optim.mlbfgs_options import check_loaded, checked_options, checked_parameters, named_groups
-from lmfit_gpu.optim.parameter_blocks import Block, Layout, Member, check_layout, grouped, laid_out
+from lmfit_gpu.optim.mlbfgs_options import checked_options, named_groups
+from lmfit_gpu.optim.parameter_blocks import Block
 
 __all__ = ["MLBFGS"]
 
@@ -55,8 +54,103 @@ Closure = Callable[[], Any]
 Groups = list[tuple[dict[str, Any], list[Block]]]  # options and blocks of each param group
 
 
-class MLBFGS(torch.optim.Optimizer):
-    """Momentum-based L-BFGS."""
+class MLBFGS(BlockOptimizer):
+    """Train by momentum-based L-BFGS with a Hessian approximated block by block.
+
+    A `torch.optim.Optimizer`: schedulers, closures, hooks, GradScaler and DistributedDataParallel work with it. All
+    options but `params`, `process_group` and `average_gradients` may be given for each param group.
+
+    Parameters
+    ----------
+    params : Module, or iterable of Tensor, of (name, Tensor) or of param groups
+        Dense, float32 or float64. A module stands for its named parameters that are trained.
+    lr : float, default 0.1
+        η. With initial_inverse="fixed" it is the learning rate of SGD with the same momentum; steps along flat
+        directions grow by up to 1/σ_L.
+    beta : float, optional
+        Weight of the past in the averages, in [0, 1). None: 1 − 1/update_every, averages over the steps between pairs.
+    momentum : float, default 0.9
+        Of the directions, as in torch's SGD.
+    nesterov : bool, default False
+        Move by d + m v instead of v, as in torch's SGD.
+    update_every : int, default 50
+        T, the steps between pairs.
+    history_size : int, default 10
+        Most pairs kept for each block. Fixed from the first step on.
+    history_growth : int, optional
+        The memory begins with one pair and grows by one after each `history_growth` pairs.
+    blocks : {"module", "tensor", "model"}, default "module"
+        What a block is: the tensors of one module, one tensor, all tensors of the param group. Modules are told by
+        names: give the module or `named_parameters()`. Tensors without names: one with one axis joins the block before
+        it when it is as long as the first axis of the tensor that began it, as a bias is.
+    damping : {"window", "powell", None}, default "window"
+        See `lmfit_gpu.optim.pair_damping`. None: plain stochastic L-BFGS.
+    curvature_window : (float, float), optional
+        σ_L < 1 < σ_H, default (0.1, 10); for "powell" bounds of B₀, default (0.01, inf).
+    tau : float, optional
+        τ₀ in (0, 1], for "window", default 1.
+    relative_window : bool, default False
+        The window is [σ_L κ, σ_H κ], κ a running ratio of Σ⟨s,y⟩ to Σ⟨s,s⟩ for each block.
+    initial_inverse : {"fixed", "pair"}, optional
+        H₀ = initial_scale · I, or, the paper's, ⟨s,ŷ⟩/⟨ŷ,ŷ⟩ · I of the newest pair. None: "fixed" for "window", else
+        "pair".
+    initial_scale : float, default 1
+        H before the first pair: SGD with momentum.
+    eigenvalue_bounds : (float, float), optional
+        Of H; τ is halved, then a pair left out, to keep them. None: [1/(2 κ σ_H), 2/(κ σ_L)] for "window", none else.
+    normalize : {None, "gradient", "unit"}
+        Length of the direction of a block: that of its gradient, or 1.
+    pairs : {"averages", "overlap"}, default "averages"
+        "overlap", multi-batch L-BFGS: y is the change of the gradient of rows that two batches share, from a second
+        closure; every `update_every` steps.
+    weight_decay : float, default 0
+        λ, decoupled from the gradient.
+    maximize : bool, default False
+    process_group : torch.distributed.ProcessGroup, optional
+        Gradients are averaged over its ranks, each block is owned by one rank, which keeps its memory and makes its
+        direction. A missing gradient counts as zero. All ranks call `step` alike.
+    average_gradients : bool, default True
+        False: the gradients are the same on all ranks already, as DistributedDataParallel leaves them.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an option that is not allowed, parameters in another arithmetic, or a group that is not initialised.
+
+    Notes
+    -----
+    A gradient that is not finite spoils parameters as it does with SGD (GradScaler skips such steps); the pairs there
+    are stay, and averages begin afresh.
+
+    References
+    ----------
+    Niu, Fabian, Lee, Soltanolkotabi, Avestimehr (2023), "mL-BFGS: A Momentum-based L-BFGS for Distributed Large-Scale
+    Neural Network Optimization", TMLR, arXiv 2307.13744.
+    Wang, Ma, Goldfarb, Liu (2017), "Stochastic quasi-Newton methods for nonconvex stochastic optimization",
+    DOI 10.1137/15M1053141.
+    Berahas, Nocedal, Takáč (2016), "A multi-batch L-BFGS method for machine learning", NeurIPS, arXiv 1605.06049.
+    Zocco, McLoone (2020), "An adaptive memory multi-batch L-BFGS algorithm for neural network training",
+    arXiv 2012.07434.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lmfit_gpu import MLBFGS
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> x = torch.rand(256, 2)
+    >>> y = torch.sin(3 * x).sum(1, keepdim=True)
+    >>> optimizer = MLBFGS(model, lr=0.05, update_every=10)
+    >>> for step in range(200):
+    ...     optimizer.zero_grad()
+    ...     loss = torch.nn.functional.mse_loss(model(x), y)
+    ...     loss.backward()
+    ...     _ = optimizer.step()
+    >>> bool(loss < 0.05)
+    True
+    >>> [block["name"] for block in optimizer.inverse_hessians()]
+    ['0', '2']
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -84,12 +178,7 @@ class MLBFGS(torch.optim.Optimizer):
         process_group: Any = None,
         average_gradients: bool = True,
     ) -> None:
-        self._built: list[list[Block]] | None = None
-        self._layouts: list[Layout] = []
-        self._vectors: list[list[torch.Tensor]] = []
-        self._ranks_agree = False
-        self._ranks: Ranks | None = ranks_of(process_group)
-        self._average_gradients = average_gradients
+        ranks = ranks_of(process_group)
         if not isinstance(average_gradients, bool):
             raise TypeError(f"average_gradients: got {average_gradients!r}; True or False is expected")
         defaults = {
@@ -114,26 +203,8 @@ class MLBFGS(torch.optim.Optimizer):
             "maximize": maximize,
         }
         checked_options(defaults)
-        super().__init__(named_groups(params), defaults)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with options of their own; those that are not given are the optimizer's.
-
-        Raises
-        ------
-        ValueError, TypeError
-            For an option that is not allowed, or parameters that are not float32 or float64.
-        """
-        options = checked_options({**self.defaults, **{k: param_group[k] for k in self.defaults if k in param_group}})
-        self._write_state()
-        super().add_param_group(param_group)
-        try:
-            checked_parameters(self.param_groups[-1]["params"])
-        except ValueError:
-            self.param_groups.pop()
-            raise
-        self.param_groups[-1].update(options, n_steps=0)
-        self._built = None
+        super().__init__(named_groups(params), defaults, ranks, average_gradients)
+        self._step_supports_amp_scaling = ranks is not None  # what GradScaler asks for, see _overflow
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, overlap: Closure | None = None) -> Any:
@@ -157,6 +228,8 @@ class MLBFGS(torch.optim.Optimizer):
         ValueError
             For a sparse gradient, or a missing closure.
         """
+        if self._overflow():
+            return None
         groups = list(zip(self.param_groups, self._blocks(), strict=True))
         twice = self._overlap_is_due(closure, overlap)
         if twice and overlap is not closure:
@@ -180,66 +253,6 @@ class MLBFGS(torch.optim.Optimizer):
             group["n_steps"] += 1
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: with a process group the part of this rank, which only ranks of that number can load.
-
-        See Also
-        --------
-        full_state_dict : The state of all ranks.
-        """
-        self._write_state()
-        state = super().state_dict()
-        if self._ranks is not None:
-            state["ranks"] = {"rank": self._ranks.rank, "size": self._ranks.size}
-        return state
-
-    def full_state_dict(self, to: int | None = None) -> dict[str, Any]:
-        """Return the state of all ranks, on the CPU; any number of ranks can load it. Collective: all ranks call it.
-
-        Parameters
-        ----------
-        to : int, optional
-            The rank that keeps it; the others return an empty dict. None: all ranks.
-        """
-        state = self.state_dict()
-        if self._ranks is None:
-            return state
-        del state["ranks"]
-        whole: dict[int, dict[str, Any]] = {}
-        for block in self._all_blocks():
-            numbers = [member.number for member in block.members]
-            for number in numbers:
-                part = self._ranks.send_tensors(state["state"].get(number, {}), block.owner, block.like.device)
-                if part and to in (None, self._ranks.rank):
-                    whole[number] = part
-        return {**state, "state": whole} if to in (None, self._ranks.rank) else {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a state: of `full_state_dict`, or the part of this rank.
-
-        Raises
-        ------
-        ValueError
-            If it is the part of another rank, or of other parameters, blocks or another optimizer. Nothing has changed.
-        """
-        mine = None if self._ranks is None else {"rank": self._ranks.rank, "size": self._ranks.size}
-        theirs = state_dict.get("ranks")
-        if theirs is not None and theirs != mine:
-            raise ValueError(
-                f"state_dict: is the part of rank {theirs['rank']} of {theirs['size']}, this is "
-                + (f"rank {mine['rank']} of {mine['size']}" if mine else "an optimizer without a process group")
-                + "; full_state_dict() returns what any number of ranks can load"
-            )
-        self._write_state()
-        before = {"state": self.state, "param_groups": self.param_groups}
-        super().load_state_dict(state_dict)
-        try:
-            check_loaded(self.param_groups, self.defaults)
-            self._lay_out()
-        except (ValueError, TypeError):
-            self.__setstate__(before)
-            raise
-
     def inverse_hessians(self) -> list[dict[str, Any]]:
         """Return for each block that this rank owns what H is.
 
@@ -247,56 +260,10 @@ class MLBFGS(torch.optim.Optimizer):
         -------
         list of dict
             `name`, `n_params`, `n_pairs` (now in memory), `curvature` (⟨s,y⟩/⟨s,s⟩ of the newest pair before damping),
-            `tau` (its damping), `scale` (κ), `gamma` (H₀ = gamma I) and `eigenvalues`
+            `tau` (its damping; None where it was left out), `scale` (κ), `gamma` (H₀ = gamma I) and `eigenvalues`
             (smallest, largest of H).
         """
         return [described(block) for block in self._all_blocks() if self._owns(block)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copy, which have no place for a process group."""
-        if self._ranks is not None:
-            raise TypeError("MLBFGS with a process group cannot be pickled or copied; full_state_dict() has its state")
-        self._write_state()
-        return {**super().__getstate__(), "_average_gradients": self._average_gradients}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take up a state of pickle or copy; blocks are laid out when they are needed."""
-        super().__setstate__(state)
-        self._built = None
-        self.__dict__.setdefault("_ranks", None)
-
-    def _blocks(self) -> list[list[Block]]:
-        """Return the blocks of each param group, laid out if they are not."""
-        if self._built is None:
-            self._lay_out()
-        assert self._built is not None
-        for layout, group in zip(self._layouts, self.param_groups, strict=True):
-            check_layout(layout, group)
-        return self._built
-
-    def _all_blocks(self) -> list[Block]:
-        return [block for blocks in self._blocks() for block in blocks]
-
-    def _lay_out(self) -> None:
-        numbers = iter(range(sum(len(group["params"]) for group in self.param_groups)))
-        built = []
-        for group in self.param_groups:
-            names = group.get("param_names", [None] * len(group["params"]))
-            members = [Member(p, name, next(numbers)) for p, name in zip(group["params"], names, strict=True)]
-            built.append([Block(of_block) for of_block in grouped(members, group["blocks"])])
-        flat = [block for blocks in built for block in blocks]
-        vectors = laid_out(flat, 1 if self._ranks is None else self._ranks.size)
-        for group, blocks in zip(self.param_groups, built, strict=True):
-            for block in blocks:
-                if self._owns(block):
-                    read_block(block, self.state, group)
-        self.state = defaultdict(dict)
-        self._built, self._vectors = built, vectors
-        self._layouts = [Layout.of(group) for group in self.param_groups]
-        self._write_state()
-
-    def _owns(self, block: Block) -> bool:
-        return self._ranks is None or block.owner == self._ranks.rank
 
     def _owned(self, groups: Groups, source: str | None = None) -> Iterator[tuple[dict[str, Any], Block]]:
         """Yield the blocks of this rank that have a gradient, with their options; those with pairs of one source."""
@@ -304,12 +271,6 @@ class MLBFGS(torch.optim.Optimizer):
             for block in blocks:
                 if self._owns(block) and block.present and source in (None, group["pairs"]):
                     yield group, block
-
-    def _write_state(self) -> None:
-        for blocks in self._built or []:
-            for block in blocks:
-                if self._owns(block):
-                    write_block(block, self.state)
 
     def _overlap_is_due(self, closure: Closure | None, overlap: Closure | None) -> bool:
         """Return whether the gradients of the overlap are needed in this step, the same on all ranks."""
@@ -331,6 +292,10 @@ class MLBFGS(torch.optim.Optimizer):
         for group, blocks in groups:
             for block in blocks:
                 collect(block, maximize=group["maximize"], missing_is_zero=self._ranks is not None)
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            for pieces in self._vectors:
+                torch._foreach_div_(pieces, float(scale))
         if self._ranks is not None and self._average_gradients:
             for pieces in self._vectors:
                 self._ranks.sum_to_owners(pieces)
@@ -356,7 +321,8 @@ class MLBFGS(torch.optim.Optimizer):
         """Turn gradients into directions, in the arithmetic of the parameters where step is called under autocast."""
         with ExitStack() as stack:
             for kind in {piece.device.type for pieces in self._vectors for piece in pieces}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
+                if torch.amp.is_autocast_available(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
             for group, block in self._owned(groups):
                 direct(block, group)
 
@@ -376,11 +342,12 @@ class MLBFGS(torch.optim.Optimizer):
                 torch._foreach_mul_(theta, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(theta, directions, alpha=-group["lr"])
 
-    def _check_ranks(self) -> None:
-        """Raise ValueError where ranks began with other parameters: they would never meet."""
-        assert self._ranks is not None
-        parameters = [p.detach() for group in self.param_groups for p in group["params"]]
-        sums = [(tuple(p.shape), float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
-        if any(other != sums for other in self._ranks.gathered(sums)):
-            raise ValueError("params: they differ between ranks; send those of one rank to all, as DDP does, first")
-        self._ranks_agree = True
+    def _overflow(self) -> bool:
+        """Return whether GradScaler found a gradient that is not finite, on any rank: no rank steps then.
+
+        GradScaler decides by the gradients of its own process whether to call `step`: ranks that step would wait for
+        one that does not. With `_step_supports_amp_scaling` it calls always, and leaves here what it found and a scale
+        that the gradients still have.
+        """
+        found = getattr(self, "found_inf", None)
+        return self._ranks is not None and found is not None and bool(self._ranks.sum(found.reshape(1)) > 0)

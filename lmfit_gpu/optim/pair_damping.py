@@ -26,6 +26,10 @@ and 1/B₀ is the initial inverse Hessian. The upper bound is ours.
 
 None: plain stochastic L-BFGS. A pair is used as it is, and left out where ⟨s,y⟩ is not positive.
 
+The curvature along s does not bound H: noise makes y longer than ⟨s,y⟩/‖s‖, and H grows with the square of their
+ratio. So τ is halved, `weakened`, until the eigenvalues of H are within bounds as well; that is ours. As τ → 0 the pair
+says no more than that the curvature along s is κ.
+
 References
 ----------
 Niu, Fabian, Lee, Soltanolkotabi, Avestimehr (2023), "mL-BFGS: A Momentum-based L-BFGS for Distributed Large-Scale
@@ -39,7 +43,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RULES", "DampedPair", "PairProducts", "damped_pair"]
+__all__ = ["RULES", "DampedPair", "PairProducts", "damped_pair", "weakened"]
 
 RULES = ("window", "powell", None)
 POWELL = 0.25  # least share of B₀ that the damped curvature keeps (Powell, 1978, has 0.2; SdLBFGS 0.25)
@@ -62,11 +66,15 @@ class PairProducts:
 
 @dataclass(frozen=True)
 class DampedPair:
-    """ŷ = tau · y + shift · s, and the initial inverse Hessian gamma · I that goes with it."""
+    """ŷ = tau · y + shift · s, and the initial inverse Hessian gamma · I that goes with it.
+
+    `prior` is the curvature that damping pulls to, shift = (1 − tau) prior; None where there is no damping.
+    """
 
     tau: float
     shift: float
     gamma: float
+    prior: float | None
 
     def curvature(self, products: PairProducts) -> float:
         """Return ⟨s,ŷ⟩/⟨s,s⟩."""
@@ -87,29 +95,37 @@ def damped_pair(products: PairProducts, options: Mapping[str, Any], scale: float
     """
     rule = options["damping"]
     if rule == "window":
-        tau, shift = _window(products.curvature / scale, options["curvature_window"], options["tau"])
-        return _with_gamma(products, tau, shift * scale)
+        tau = _window(products.curvature / scale, options["curvature_window"], options["tau"])
+        return _with_gamma(products, tau, scale)
     if rule == "powell":
         return _powell(products, options["curvature_window"])
     if products.sy <= LEAST_COSINE * (products.ss * products.yy) ** 0.5:
         return None
-    return _with_gamma(products, 1.0, 0.0)
+    return _with_gamma(products, 1.0, None)
 
 
-def _window(curvature: float, window: tuple[float, float], tau: float) -> tuple[float, float]:
+def weakened(pair: DampedPair, products: PairProducts) -> DampedPair | None:
+    """Return the pair with half its tau; None where there is nothing that damping pulls to."""
+    if pair.prior is None:
+        return None
+    return _with_gamma(products, pair.tau / 2, pair.prior)
+
+
+def _window(curvature: float, window: tuple[float, float], tau: float) -> float:
     low, high = window
     if curvature <= low:
         tau = min((1 - low) / (1 - curvature), tau)
     elif curvature >= high:
         tau = min((high - 1) / (curvature - 1), tau)
-    return tau, 1 - tau
+    return tau
 
 
-def _with_gamma(products: PairProducts, tau: float, shift: float) -> DampedPair:
+def _with_gamma(products: PairProducts, tau: float, prior: float | None) -> DampedPair:
     """Return the pair with H₀ = ⟨s,ŷ⟩/⟨ŷ,ŷ⟩."""
+    shift = 0.0 if prior is None else (1 - tau) * prior
     along = tau * products.sy + shift * products.ss
     square = tau**2 * products.yy + 2 * tau * shift * products.sy + shift**2 * products.ss
-    return DampedPair(tau, shift, along / square)
+    return DampedPair(tau, shift, along / square, prior)
 
 
 def _powell(products: PairProducts, bounds: tuple[float, float]) -> DampedPair:
@@ -119,4 +135,4 @@ def _powell(products: PairProducts, bounds: tuple[float, float]) -> DampedPair:
     tau = 1.0
     if products.sy < POWELL * along:
         tau = (1 - POWELL) * along / (along - products.sy)
-    return DampedPair(tau, (1 - tau) * initial, 1 / initial)
+    return DampedPair(tau, (1 - tau) * initial, 1 / initial, initial)

@@ -20,7 +20,7 @@ __all__ = ["KINDS", "Averages", "Block", "Flat", "Layout", "Member", "check_layo
 KINDS = ("module", "tensor", "model")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Member:
     """One tensor of a block: the parameter, its name if known, and its number among all parameters."""
 
@@ -59,7 +59,7 @@ class Flat:
         self.views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Averages:
     """Averages of the parameters and of their gradients, now and at the last pair."""
 
@@ -69,7 +69,7 @@ class Averages:
     gradient_before: Flat
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """One block: its tensors, who owns it, and, on its owner, what it remembers.
 
@@ -93,6 +93,8 @@ class Block:
         Pairs kept so far, those that have left the memory included.
     scale : float or None
         Running curvature scale κ.
+    scale_sums : tuple of float or None
+        Running sums of ⟨s,y⟩ and ⟨s,s⟩.
     curvature, tau : float or None
         ⟨s,y⟩/⟨s,s⟩ before damping and the damping of the newest pair.
     """
@@ -107,6 +109,7 @@ class Block:
     present: list[int] = field(default_factory=list)
     n_pairs: int = 0
     scale: float | None = None
+    scale_sums: tuple[float, float] | None = None
     curvature: float | None = None
     tau: float | None = None
     shapes: list[torch.Size] = field(init=False)
@@ -126,7 +129,7 @@ class Block:
         if len(names) == 1:
             return str(names[0])
         modules = {_module(str(name)) for name in names}
-        return modules.pop() if len(modules) == 1 else f"{names[0]} to {names[-1]}"
+        return (modules.pop() if len(modules) == 1 else "") or f"{names[0]} to {names[-1]}"  # the root has no name
 
     @property
     def like(self) -> torch.Tensor:
