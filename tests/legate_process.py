@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import program
 
 ROOT = Path(__file__).parents[1]
 REQUIRE = "LMFIT_GPU_REQUIRE_CUPYNUMERIC"  # 1: a machine where these tests must not be skipped
@@ -49,13 +50,25 @@ def environment(config=None, **changes):
     return {name: value for name, value in found.items() if name not in wanted or wanted[name] is not None}
 
 
-def run(command, config=None, timeout=120, mark="> ", **changes):
-    """Run a command, whose exit status must be 0; return the lines it printed that begin with a mark."""
+def legate(*arguments, timeout=120):
+    """Run a program by Legate's launcher on two CPUs; return the lines it printed."""
+    launcher = str(Path(sys.executable).with_name("legate"))
     done = subprocess.run(
-        command, env=environment(config, **changes), cwd=ROOT, timeout=timeout, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[:3000]}"
-    return [line for line in done.stdout.splitlines() if line.startswith(mark)]
+        [launcher, "--cpus", "2", "--gpus", "0", *arguments],
+        env=environment(), cwd=ROOT, timeout=timeout, capture_output=True, text=True,
+    )  # fmt: skip
+    return _lines(done.returncode, done.stdout, done.stderr)
+
+
+def plain(*arguments, config=None, timeout=120, **changes):
+    """Run a program by Python, in an interpreter that has imported lmfit_gpu; return the lines it printed."""
+    with program(list(arguments), environment(config, **changes), ROOT) as running:
+        return _lines(running.wait(timeout), running.written(), running.written("err"))
+
+
+def _lines(status, out, err):
+    assert status == 0, f"status {status}\n{out[-2000:]}\n{err[:3000]}"
+    return out.splitlines()
 
 
 def python(code, config=None, timeout=120, **changes):
@@ -63,8 +76,8 @@ def python(code, config=None, timeout=120, **changes):
 
     The code begins with ``backend()``, which starts Legate, and ``refusal()``, the message of the error it raises.
     """
-    lines = run([sys.executable, "-c", PREAMBLE + code], config, timeout, **changes)
-    return [line.removeprefix("> ") for line in lines]
+    lines = plain("-c", PREAMBLE + code, config=config, timeout=timeout, **changes)
+    return [line.removeprefix("> ") for line in lines if line.startswith("> ")]
 
 
 PREAMBLE = """

@@ -8,7 +8,7 @@ from lmfit_gpu import MLBFGS
 
 F64 = torch.float64
 ROWS = 12
-FAST = {"lr": 0.05, "update_every": 2, "history_size": 3}  # pairs from the third step on, a full memory from the ninth
+FAST = {"lr": 0.05, "beta": 0.5, "momentum": 0.9, "update_every": 2, "history_size": 3}  # pairs from the third step on
 
 
 def network(seed=0, dtype=F64):

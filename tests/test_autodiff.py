@@ -1,12 +1,12 @@
 """Routes of automatic differentiation against differences that share nothing with them."""
 
-import subprocess
-import sys
+import os
 
 import numpy as np
 import pytest
 import torch
 from boxed import Watched
+from forked import program
 from oracles import (
     CPU,
     central_differences,
@@ -447,6 +447,7 @@ def test_the_error_of_a_numpy_model_names_the_remedy():
 
 
 FIRST_FORWARD_MODE = """
+import warnings
 import torch
 from lmfit_gpu.autodiff import choose_route
 from lmfit_gpu.models import TorchFunction
@@ -454,6 +455,7 @@ from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.rows import ArrayRows
 x, theta = torch.linspace(0, 1, 9).double(), torch.ones(2).double()
 model = TorchFunction(lambda x, a, b: torch.cumsum(a * torch.exp(-b * x), 0), ("a", "b"))
+warnings.simplefilter("error")
 print(choose_route(LeastSquaresProblem(model, ArrayRows(x, x), theta), theta).name)
 """
 
@@ -461,11 +463,9 @@ print(choose_route(LeastSquaresProblem(model, ArrayRows(x, x), theta), theta).na
 @pytest.mark.slow
 def test_forward_mode_is_silent_in_a_fresh_process():
     """The first use of forward mode imports a part of torch that warns of torch.jit.script."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning", "-c", FIRST_FORWARD_MODE],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.strip() == "forward", done.stderr[-300:]
+    with program(["-c", FIRST_FORWARD_MODE], dict(os.environ)) as running:
+        running.wait(60)
+        assert running.written() == "forward\n", running.written("err")[-300:]
 
 
 # --- bounds -----------------------------------------------------------------------------------------------

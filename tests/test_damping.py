@@ -1,11 +1,12 @@
 """Damping policies: the secular equation, sequences of radius and λ, and the scale D."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from injected import BACKENDS, SOLVERS, graded, injected, injected_problem, tensor
+from injected import BACKENDS, CUPYNUMERIC, SOLVERS, graded, injected, injected_problem, tensor
 
 from lmfit_gpu.damping import (
     Lambda,
@@ -31,10 +32,17 @@ def step_of(scaled_norm, damping=1.0, valid=True):
 # ---- the secular equation
 
 
+LONG, SQUARE, WIDE = (20, 5), (4, 4), (3, 6)
+# Every shape with every condition on the backends that are quick, each of both once on cuPyNumeric.
+ON_BACKENDS = [
+    *itertools.product((LONG, SQUARE, WIDE), (1.0, 1e3, 1e6, 1e10), BACKENDS[:2]),
+    *(pytest.param(*pair, *CUPYNUMERIC.values, marks=CUPYNUMERIC.marks)
+      for pair in ((LONG, 1e10), (LONG, 1.0), (SQUARE, 1e6), (WIDE, 1e3))),
+]  # fmt: skip
+
+
 @every_solver
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6, 1e10])
-@pytest.mark.parametrize("shape", [(20, 5), (4, 4), (3, 6)], ids=str)
+@pytest.mark.parametrize(("shape", "condition", "backend"), ON_BACKENDS)
 def test_the_step_has_the_length_of_the_radius(shape, condition, backend, solver, rng):
     """To 10 %; cg, which truncates, may end within; so may dual where ‖D p‖ is below the rounding of K."""
     J, r = graded(rng, *shape, condition), rng.standard_normal(shape[0])

@@ -6,53 +6,40 @@ The signals are real ones, sent to a process of their own (tests/interrupted_chi
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forked import program
 
 CHILD = Path(__file__).with_name("interrupted_child.py")
 KINDS = ["numpy", "torch", "module", "factory", "network"]
-DEADLINE = 120  # s; most of it for imports on a busy machine
+DEADLINE = 120  # s; a search's workers import torch, on a busy machine
 SOON = 30  # s after the signal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is sent with os.kill")
 
 
-@contextmanager
 def child(*arguments, log=None):
     """Start the program in a process group of its own, as a terminal does; none of it is left afterwards."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "LOG": str(log)}
-    process = subprocess.Popen(
-        [sys.executable, str(CHILD), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+    return program([str(CHILD), *arguments], {**os.environ, "LOG": str(log)})
 
 
-def answer_of(process, timeout):
-    out, err = process.communicate(timeout=timeout)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+def answer_of(running, timeout):
+    assert running.wait(timeout) == 0, running.written("err")
+    return json.loads(running.written().splitlines()[-1])
 
 
-def wait_until_ready(process):
-    line = process.stdout.readline()
-    assert line == "ready\n", line + process.stderr.read()
+def wait_until(told, timeout=DEADLINE):
+    deadline = time.monotonic() + timeout
+    while not told() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert told()
+
+
+def wait_until_ready(running):
+    wait_until(lambda: running.written() == "ready\n")
 
 
 def check(found):
@@ -66,8 +53,8 @@ def check(found):
 
 @pytest.fixture(scope="module")
 def interrupted_at_5():
-    with child(*KINDS) as process:
-        return answer_of(process, DEADLINE)
+    with child(*KINDS) as running:
+        return answer_of(running, DEADLINE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,11 +71,11 @@ SLOW = [("short path", 1), ("numpy", 1), ("numpy", 2), ("torch", 1), ("module", 
 
 @pytest.mark.parametrize(("kind", "n_devices"), SLOW)
 def test_a_signal_while_the_model_runs(kind, n_devices):
-    with child("slow", kind, json.dumps(["cpu"] * n_devices)) as process:
-        wait_until_ready(process)
+    with child("slow", kind, json.dumps(["cpu"] * n_devices)) as running:
+        wait_until_ready(running)
         time.sleep(0.1)  # the model sleeps 0.3 s a call
-        process.send_signal(signal.SIGINT)
-        check(answer_of(process, SOON))
+        os.kill(running.pid, signal.SIGINT)
+        check(answer_of(running, SOON))
 
 
 def n_begun(log):
@@ -99,14 +86,11 @@ def n_begun(log):
 @pytest.mark.parametrize("whole_group", [False, True], ids=["one process", "terminal"])
 def test_a_grid_search_ends(n_jobs, whole_group, tmp_path):
     log = tmp_path / "fits"
-    with child("search", str(n_jobs), log=log) as process:
-        wait_until_ready(process)
-        deadline = time.monotonic() + DEADLINE
-        while n_begun(log) < n_jobs and time.monotonic() < deadline:
-            time.sleep(0.05)
+    with child("search", str(n_jobs), log=log) as running:
+        wait_until(lambda: n_begun(log) >= n_jobs)
         begun = n_begun(log)
-        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        found = answer_of(process, SOON)
+        (os.killpg if whole_group else os.kill)(running.pid, signal.SIGINT)
+        found = answer_of(running, SOON)
         assert found["passed on"]
         after = n_begun(log)
         assert begun >= n_jobs

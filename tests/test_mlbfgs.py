@@ -41,7 +41,7 @@ BY_HAND = {
     "decay and momentum": {"momentum": 0.8, "weight_decay": 0.3},
     "unit": {"momentum": 0.0, "normalize": "unit"},
     "gradient": {"momentum": 0.7, "normalize": "gradient"},
-    "scale": {"momentum": 0.0, "initial_scale": 0.3},
+    "scale": {"momentum": 0.0, "initial_scale": 0.6},
     "maximize": {"momentum": 0.8, "weight_decay": 0.3, "maximize": True},
 }
 
@@ -82,7 +82,9 @@ def test_weight_decay_is_that_of_adamw():
 def test_without_pairs_it_is_sgd_with_momentum():
     mine, sgds = network(), network()
     sgd = torch.optim.SGD(sgds.parameters(), lr=0.1, momentum=0.9)
-    for one, other in zip(run(mine, MLBFGS(mine), n=50), run(sgds, sgd, n=50), strict=True):
+    for one, other in zip(
+        run(mine, MLBFGS(mine, lr=0.1, momentum=0.9, update_every=20), n=20), run(sgds, sgd, n=20), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
@@ -130,14 +132,14 @@ def test_every_option_of_a_group_is_its_own_and_matters(option):
     own = OPTIONS[option]
     both = MLBFGS([{"params": [*together[0].parameters()], **own}, {"params": together[2].parameters()}], **FAST)
     first, second = MLBFGS(apart[0].parameters(), **{**FAST, **own}), MLBFGS(apart[2].parameters(), **FAST)
-    path = run(together, both, n=9)
-    assert same(path, run(apart, first, second, n=9))
-    assert not torch.equal(path[-1][:16], plain_run(9)[-1][:16])  # the first layer
+    path = run(together, both, n=7)
+    assert same(path, run(apart, first, second, n=7))
+    assert not torch.equal(path[-1][:16], plain_run(7)[-1][:16])  # the first layer
 
 
 def test_pairs_of_the_overlap_may_be_one_group_s_choice():
     model, plain = network(), network()
-    groups = [{"params": [*model[0].parameters()], "pairs": "overlap"}, {"params": model[2].parameters()}]
+    groups = [{"params": [*model[0].parameters()], "pairs": "overlap", "beta": None}, {"params": model[2].parameters()}]
     optimizer, other = MLBFGS(groups, **FAST), MLBFGS(plain.parameters(), **FAST)
     for number in range(6):
         optimizer.step(lambda number=number: backward(model, number), lambda number=number: backward(model, number))
@@ -147,11 +149,15 @@ def test_pairs_of_the_overlap_may_be_one_group_s_choice():
     assert not torch.equal(flat(model), flat(plain))
 
 
-@pytest.mark.parametrize("before", [0, 1, 7])
-def test_a_group_that_is_added_leaves_the_history_of_the_others(before):
+@pytest.mark.parametrize(("before", "frozen"), [(0, 0), (1, 0), (7, 0), (2, 1)])
+def test_a_group_that_is_added_leaves_the_history_of_the_others(before, frozen):
+    """Also a history that begins in a step between pairs, after `frozen` steps."""
     together, apart = network(), network()
     both, first = MLBFGS(together[0].parameters(), **FAST), MLBFGS(apart[0].parameters(), **FAST)
-    assert same(run(together, both, n=before), run(apart, first, n=before))
+    for number in range(before):
+        for model in (together, apart):
+            model[0].requires_grad_(requires_grad=number >= frozen)
+        assert same(run(together, both, first=number), run(apart, first, first=number))
     both.add_param_group({"params": together[2].parameters(), "lr": 0.01})
     second = MLBFGS(apart[2].parameters(), **{**FAST, "lr": 0.01})
     assert same(run(together, both, n=7, first=before), run(apart, first, second, n=7, first=before))
@@ -387,7 +393,7 @@ def test_tensors_without_axes_and_without_entries_are_trained_with_the_rest():
             optimizer.zero_grad()
             ((gain - 1) ** 2 + empty.sum()).backward()
             optimizer.step()
-        assert float(gain.detach()) == pytest.approx(1.0, abs=0.01)
+        assert float(gain.detach()) == pytest.approx(1.0, abs=0.1)
         with torch.no_grad():
             gain.fill_(3.0)
 
@@ -447,7 +453,7 @@ def test_sparse_gradients_are_refused_before_anything_moves():
 def test_a_loss_that_is_not_a_number_spoils_no_pair():
     """The parameters become NaN, as with every optimizer; set back, the run goes on with the pairs it had."""
     model = network()
-    optimizer = MLBFGS(model, **FAST, momentum=0.0)
+    optimizer = MLBFGS(model, **{**FAST, "momentum": 0.0})
     run(model, optimizer, n=6)
     kept = copy.deepcopy(model.state_dict())
     backward(model, 6)

@@ -19,10 +19,10 @@ def test_the_defaults_are_as_documented():
     group = MLBFGS([parameter()]).param_groups[0]
     expected = {
         "lr": 0.1,
-        "beta": 1 - 1 / 50,  # of update_every
+        "beta": 0.98,
         "momentum": 0.9,
         "nesterov": False,
-        "update_every": 50,
+        "update_every": 30,
         "history_size": 10,
         "history_growth": None,
         "blocks": "module",

@@ -114,18 +114,16 @@ def test_what_comes_back(kind, tmp_path):
     assert list(map(repr, result.history)) == list(map(repr, expected.history))
     assert other.report() == est.report()
     assert repr(other.get_params()) == repr(est.get_params())
+    assert_as_good(other, est, kind, tmp_path)
 
 
-@pytest.mark.parametrize("kind", SAVED)
-def test_a_loaded_estimator_is_as_good_as_a_fitted_one(kind, tmp_path):
-    """It is cloned, pickled, saved and fitted again, from the start or from where it is."""
-    path = tmp_path / "est"
-    est = saved(kind, path)
-    other = type(est).load(path, **code_of(path, est))
+def assert_as_good(other, est, kind, folder):
+    """Check that it is cloned, pickled, saved and fitted again, from the start or from where it is."""
+    code = code_of(folder / "est", est)
     np.testing.assert_array_equal(loaded(other).predict(X), est.predict(X))
-    other.save(tmp_path / "again")
-    np.testing.assert_array_equal(type(est).load(tmp_path / "again", **code_of(path, est)).predict(X), est.predict(X))
-    np.testing.assert_array_equal(fit(clone(other)).theta_, fit(clone(est)).theta_)
+    other.save(folder / "again")
+    np.testing.assert_array_equal(type(est).load(folder / "again", **code).predict(X), est.predict(X))
+    np.testing.assert_array_equal(fit(clone(other)).theta_, est.theta_)
     if kind != "loss, jac, callback, p0":  # there p0 is a function, and warm_start goes before it
         warm, expected = (fit(one.set_params(warm_start=True, max_iter=2)) for one in (other, est))
         np.testing.assert_array_equal(warm.theta_, expected.theta_)

@@ -4,7 +4,6 @@ import copy
 import functools
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import types
@@ -15,6 +14,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from forked import program
 from on_cuda import OnCuda, as_on_cuda
 from sklearn.base import clone
 from sklearn.exceptions import InconsistentVersionWarning
@@ -483,10 +483,13 @@ print(est.predict(x).tobytes().hex())
 
 def test_a_def_of_a_script_or_notebook_loads_in_another_process(tmp_path):
     def run(what):
-        command = [sys.executable, "-c", SCRIPT, what, str(tmp_path / "est.pickle")]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        with program(["-c", SCRIPT, what, str(tmp_path / "est.pickle")], dict(os.environ)) as running:
+            assert running.wait(60) == 0, running.written("err")
+            return running.written()
 
-    assert run("dump") == run("load")
+    dumped = run("dump")
+    assert len(dumped) > 40
+    assert run("load") == dumped
 
 
 def test_a_state_without_version_is_read():

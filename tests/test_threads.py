@@ -1,5 +1,6 @@
 """Fits in several threads at once: the same answers, and nothing of the process is left changed."""
 
+import functools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -192,11 +193,16 @@ def fit(kind, seed, n_rows):
     return est.theta_, est.predict(X)
 
 
+@functools.cache
+def fits_of_one_thread(kind, n_rows):
+    return [fit(kind, seed, n_rows) for seed in range(N_FITS)]
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("n_rows", [60, 6000])
 @pytest.mark.parametrize("pool", ["joblib", "executor"])
 def test_fits_in_two_threads_are_those_of_one(kind, n_rows, pool):
-    alone = [fit(kind, seed, n_rows) for seed in range(N_FITS)]
+    alone = fits_of_one_thread(kind, n_rows)
     if pool == "joblib":
         tasks = (joblib.delayed(fit)(kind, seed, n_rows) for seed in range(N_FITS))
         together = joblib.Parallel(n_jobs=2, backend="threading")(tasks)

@@ -78,7 +78,8 @@ def read_block(block: Block, state: Mapping[torch.Tensor, dict[str, Any]], optio
 
 def _check(block: Block, parts: list[dict[str, Any]]) -> None:
     keys = set(parts[0]) - {"block"}
-    whole = "block" in parts[0] and parts[0]["block"]["n_members"] == len(parts)
+    numbers = parts[0].get("block", {})
+    whole = {*NUMBERS, "slots", "gamma", "gram"} <= set(numbers) and numbers.get("n_members") == len(parts)
     alike = all(set(part) - {"block"} == keys for part in parts) and not any("block" in part for part in parts[1:])
     shapes = all(
         part[key].shape[2 if key == "pairs" else 0 :] == shape

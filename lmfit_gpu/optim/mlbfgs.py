@@ -64,25 +64,26 @@ class MLBFGS(BlockOptimizer):
     ----------
     params : Module, or iterable of Tensor, of (name, Tensor) or of param groups
         Dense, float32 or float64. A module stands for its named parameters that are trained.
-    lr : float, default 0.1
+    lr : float, default 0.05
         η. With initial_inverse="fixed" it is the learning rate of SGD with the same momentum; steps along flat
         directions grow by up to 1/σ_L.
     beta : float, optional
-        Weight of the past in the averages, in [0, 1). None: 1 − 1/update_every, averages over the steps between pairs.
+        Weight of the past in the averages, in [0, 1). None: 0.98 (0 with pairs="overlap", which takes no averages).
     momentum : float, default 0.9
         Of the directions, as in torch's SGD.
     nesterov : bool, default False
         Move by d + m v instead of v, as in torch's SGD.
-    update_every : int, default 50
+    update_every : int, default 30
         T, the steps between pairs.
-    history_size : int, default 10
+    history_size : int, default 5
         Most pairs kept for each block. Fixed from the first step on.
     history_growth : int, optional
         The memory begins with one pair and grows by one after each `history_growth` pairs.
-    blocks : {"module", "tensor", "model"}, default "module"
-        What a block is: the tensors of one module, one tensor, all tensors of the param group. Modules are told by
+    blocks : {"model", "module", "tensor"}, optional
+        What a block is: all tensors of the param group, the tensors of one module, one tensor. Modules are told by
         names: give the module or `named_parameters()`. Tensors without names: one with one axis joins the block before
-        it when it is as long as the first axis of the tensor that began it, as a bias is.
+        it when it is as long as the first axis of the tensor that began it, as a bias is. None: "model" on one process,
+        "module", the paper's, with a process group, where one block would leave nothing to divide.
     damping : {"window", "powell", None}, default "window"
         See `lmfit_gpu.optim.pair_damping`. None: plain stochastic L-BFGS.
     curvature_window : (float, float), optional
@@ -140,30 +141,30 @@ class MLBFGS(BlockOptimizer):
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> x = torch.rand(256, 2)
     >>> y = torch.sin(3 * x).sum(1, keepdim=True)
-    >>> optimizer = MLBFGS(model, lr=0.05, update_every=10)
-    >>> for step in range(200):
+    >>> optimizer = MLBFGS(model, lr=0.1)
+    >>> for step in range(400):
     ...     optimizer.zero_grad()
     ...     loss = torch.nn.functional.mse_loss(model(x), y)
     ...     loss.backward()
     ...     _ = optimizer.step()
-    >>> bool(loss < 0.05)
+    >>> bool(loss < 0.01)
     True
     >>> [block["name"] for block in optimizer.inverse_hessians()]
-    ['0', '2']
+    ['0.weight to 2.bias']
     """
 
     def __init__(  # noqa: PLR0913
         self,
         params: Any,
-        lr: float = 0.1,
+        lr: float = 0.05,
         *,
         beta: float | None = None,
         momentum: float = 0.9,
         nesterov: bool = False,
-        update_every: int = 50,
-        history_size: int = 10,
+        update_every: int = 30,
+        history_size: int = 5,
         history_growth: int | None = None,
-        blocks: str = "module",
+        blocks: str | None = None,
         damping: str | None = "window",
         curvature_window: tuple[float, float] | None = None,
         tau: float | None = None,
@@ -189,7 +190,7 @@ class MLBFGS(BlockOptimizer):
             "update_every": update_every,
             "history_size": history_size,
             "history_growth": history_growth,
-            "blocks": blocks,
+            "blocks": blocks or ("model" if ranks is None else "module"),
             "damping": damping,
             "curvature_window": curvature_window,
             "tau": tau,

@@ -18,6 +18,7 @@ NORMS = (None, "gradient", "unit")
 SOURCES = ("averages", "overlap")
 WINDOW = (0.1, 10.0)  # σ_L, σ_H
 POWELL_BOUNDS = (0.01, math.inf)  # of B₀
+BETA = 0.98
 TAU = 1.0  # τ₀
 TORCH_ONLY = "differentiable"  # torch's Optimizer adds it to the defaults when a state is taken up
 BELOW_ONE = math.nextafter(1.0, 0.0)
@@ -70,9 +71,7 @@ def _beta(options: dict[str, Any]) -> float | None:
         if beta is not None:
             raise ValueError(f"beta: got {beta!r}; None is expected with pairs='overlap', which takes no averages")
         return None
-    if beta is None:
-        return 1 - 1 / options["update_every"]
-    return checked_number("beta", beta, BELOW_ZERO, BELOW_ONE, "a number in [0, 1)")
+    return checked_number("beta", BETA if beta is None else beta, BELOW_ZERO, BELOW_ONE, "a number in [0, 1)")
 
 
 def _initial_inverse(options: dict[str, Any]) -> str:
