@@ -10,10 +10,10 @@ the clock stands still; LBFGS, on all rows, has it from its own evaluations, of 
 are constant. Seconds are processor seconds of one thread.
 
 Each optimizer had the 12 configurations of `GRIDS`, each with the seeds of `TUNING`, none of which is reported; the
-least mean of passes, `MOST` where the goal is not reached, makes `TUNED`. What all configurations of MLBFGS have in
-common, `OURS`, was found before, with the same seeds, in about 170 further trials of a configuration on a task, most with
-a prototype: effort that the others did not have. The goals are losses that the best of the others reaches in 10 to 20 passes. The tuning again, in about 30
-minutes, by::
+least mean of passes makes `TUNED`, and a configuration that cannot have it any more is dropped. What all configurations
+of MLBFGS have in common, `OURS`, was found before, with the same seeds, in about 170 further trials of a configuration
+on a task, most with a prototype: effort that the others did not have. The goals are losses that the best of the others
+reaches in 10 to 20 passes. The tuning again, in about 30 minutes, by::
 
     python tests/benchmarks/bench_mlbfgs.py [task ... optimizer ...]
 """
