@@ -49,7 +49,8 @@ def gain(rank, n_ranks, folder):
     model(x).square().sum().backward()
     before = anonymous_mb()
     group = dist.group.WORLD if n_ranks > 1 else None
-    optimizer = MLBFGS(model, lr=1e-4, update_every=1, history_size=PAIRS, process_group=group)
+    options = {"update_every": 1, "history_size": PAIRS, "eigenvalue_bounds": (1e-12, 1e12)}  # no pair is dropped
+    optimizer = MLBFGS(model, lr=1e-4, process_group=group, **options)
     for _ in range(PAIRS + 2):
         model(x).square().sum().backward()
         optimizer.step()
