@@ -112,7 +112,8 @@ def sandwiched(result: Result, plain: LeastSquaresProblem, jacobian: Jacobian, l
         else:
             middle = found
     used = {**result.used, "covariance": kind} | ({"no covariance": reason} if reason else {})
-    return replace(result, sandwich=middle, used=used)
+    nfev, njev = result.nfev + jacobian.nfev, result.njev + 1
+    return replace(result, sandwich=middle, used=used, nfev=nfev, njev=njev)
 
 
 @dataclass(frozen=True)
