@@ -21,7 +21,7 @@ from lmfit_gpu.result import Result
 from lmfit_gpu.rows import LEAST_TARGET, ArrayRows, Weights, as_tensor
 from lmfit_gpu.termination import Tolerances
 
-__all__ = ["Attempt", "attempt", "tiny_curve_fit"]
+__all__ = ["Attempt", "attempt", "factors_of", "tiny_curve_fit"]
 
 SCHEMES = {"auto": "differences", "differences": "differences", "3-point": "3-point"}
 USUAL = {  # options with the values that the short path knows
@@ -111,14 +111,14 @@ def attempt(options: Any, data: Data) -> Attempt | None:
     model = NumpyFunction(options.model, names)
     rows = ArrayRows(as_tensor(X[:0]), None, squeeze=squeeze)
     setup = Setup(model, model, rows, torch.from_numpy(theta.copy()), (CPU,), (), predicts_whole=False)
-    curve = Curve(options.model, x, target, _factors(data.weights), options.jac if callable(options.jac) else None)
+    curve = Curve(options.model, x, target, factors_of(data.weights), options.jac if callable(options.jac) else None)
     frequency = None if data.weights is None else data.weights.frequency
     n_observed = len(target) if frequency is None else float(frequency.sum())
     allowed = Limits(limits.ftol, limits.xtol, limits.gtol, options.max_iter, scheme)
     return Attempt(setup, curve, theta, allowed, n_observed)
 
 
-def _factors(weights: Weights | None) -> np.ndarray | None:
+def factors_of(weights: Weights | None) -> np.ndarray | None:
     """Return √w/σ, shape (n_samples,)."""
     if weights is None:
         return None

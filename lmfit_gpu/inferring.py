@@ -1,5 +1,6 @@
 """What an estimator says of its parameters after a fit, beside their values: intervals, correlations, and more."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,10 @@ from sklearn.utils.validation import check_is_fitted
 from lmfit_gpu.diagnostics import Diagnostics, diagnostics_of
 from lmfit_gpu.facts import facts_of
 from lmfit_gpu.goodness import GoodnessOfFit, goodness_of_fit
+from lmfit_gpu.profile_map import ProfileMap, profile_map
+from lmfit_gpu.profiles import ProfileLikelihood, profile_likelihood, profiled_names
 from lmfit_gpu.report import Report, report_of
-from lmfit_gpu.result import Result
+from lmfit_gpu.result import Result, t_quantile
 from lmfit_gpu.solution import solution_of
 
 __all__ = ["Inferring"]
@@ -65,6 +68,107 @@ class Inferring:
         """
         check_is_fitted(self, "result_")
         return self.result_.correlation
+
+    def profile_likelihood(
+        self,
+        names: Any = None,
+        level: float = 0.95,
+        *,
+        X: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        sigma: Any = None,
+    ) -> ProfileLikelihood:
+        """Return intervals by profile likelihood: right also where a model is curved (:mod:`lmfit_gpu.profiles`).
+
+        Parameters
+        ----------
+        names : str, sequence of str, optional
+            Fitted parameters; default: all.
+        level : float
+            Between 0 and 1.
+        X, y, sample_weight, sigma
+            The data of the fit, where the estimator has them no more.
+
+        Returns
+        -------
+        ProfileLikelihood
+            A mapping of name to :class:`~lmfit_gpu.profiles.Profile`; ``intervals`` are those of all.
+
+        Raises
+        ------
+        ValueError
+            For names that have no profile, under a robust loss, without an estimate of the noise, and for a fit that
+            has not converged.
+
+        Warns
+        -----
+        FitWarning
+            If a better fit is found on the way.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lmfit_gpu import LMRegressor
+        >>> x = np.array([0.02, 0.06, 0.11, 0.22, 0.56, 1.1])
+        >>> y = np.array([47, 97, 123, 152, 191, 200])
+        >>> est = LMRegressor(lambda x, top, half: top * x / (half + x), p0=[200, 0.1]).fit(x[:, None], y)
+        >>> low, high = est.profile_likelihood().intervals["half"]
+        >>> print(f"{low:.4f} {high:.4f}")
+        0.0621 0.0943
+        """
+        check_is_fitted(self, "result_")
+        t_quantile(level, 1.0)  # checks the level
+        profiled_names(self.result_, names)
+        solution = solution_of(self, X, y, sample_weight, sigma)
+        try:
+            return profile_likelihood(solution, names, level)
+        finally:
+            solution.close()
+
+    def profile_map(  # noqa: PLR0913
+        self,
+        name_x: str,
+        name_y: str,
+        *,
+        levels: Sequence[float] = (0.683, 0.955),
+        shape: tuple[int, int] = (25, 25),
+        limits: Any = None,
+        X: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        sigma: Any = None,
+    ) -> ProfileMap:
+        """Return the least cost over all other parameters on a grid of two, with the joint regions of levels.
+
+        Parameters
+        ----------
+        name_x, name_y : str
+            Fitted parameters.
+        levels : sequence of float
+        shape : (p, q)
+            Points along x and y; as many fits as p q.
+        limits : ((low, high), (low, high)), optional
+            Of x and y. Default: a little more than the region of the highest level.
+        X, y, sample_weight, sigma
+            The data of the fit, where the estimator has them no more.
+
+        Returns
+        -------
+        ProfileMap
+
+        Raises
+        ------
+        ValueError
+            As :meth:`profile_likelihood`, and for levels, shapes and limits that make no map.
+        """
+        check_is_fitted(self, "result_")
+        profiled_names(self.result_, (name_x, name_y))
+        solution = solution_of(self, X, y, sample_weight, sigma)
+        try:
+            return profile_map(solution, (name_x, name_y), levels, shape, limits)
+        finally:
+            solution.close()
 
     def report(self) -> Report:
         """Return the full report of the fit: text, which a notebook shows as tables (:mod:`lmfit_gpu.report`).

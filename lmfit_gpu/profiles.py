@@ -1,0 +1,393 @@
+r"""Profile likelihood: intervals that know how curved a model is.
+
+With one parameter held at a value and all others fitted, S(value) is the sum of squares that is left, Ŝ its least, and
+
+.. math:: \zeta(\text{value}) = \mathrm{sign}(\text{value} - \hat\theta)\,\sqrt{(S - \hat S)/s^2}
+
+is a straight line of slope 1/stderr for a linear model. The interval is where |ζ| ≤ t, the quantile of Student's t with
+the degrees of freedom of s² (normal with absolute sigma): where ζ bends, it is wider on one side, or has no end (Bates
+and Watts, Nonlinear Regression Analysis and Its Applications (1988), chapter 6, doi:10.1002/9780470316757).
+
+A profile is followed from the estimate outwards on both sides, in steps of ζ of a quarter of t; starts of the fits are
+extrapolated along the trace of the other parameters. The ends are found by fits there, to 1e-6 of t. All sides of all
+parameters go step by step together (:mod:`lmfit_gpu.held_fits`).
+"""
+
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lmfit_gpu.exceptions import FitWarning
+from lmfit_gpu.held_fits import HeldFits, Point, Request
+from lmfit_gpu.result import Result, t_quantile
+from lmfit_gpu.solution import Solution
+
+__all__ = ["Profile", "ProfileLikelihood", "followed", "profile_likelihood", "profiled_names"]
+
+STEPS_TO_END = 4  # of zeta, to the threshold
+MOST_STEPS = 60
+MOST_HALVINGS = 8
+GROWTH = 4.0
+FAR = 1e9  # of the size of a parameter and its error: no end is looked for beyond
+END = 1e-6  # of the threshold
+ROOT_STEPS = 25
+BETTER = 1e-8  # relative fall of the cost below that of the fit which is not rounding
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The profile of one parameter.
+
+    Parameters
+    ----------
+    name : str
+    estimate, stderr : float
+    level : float
+    values : ndarray, shape (k,)
+        Of the parameter, ascending; the estimate among them.
+    zeta : ndarray, shape (k,)
+    cost : ndarray, shape (k,)
+        Least cost at each value.
+    theta : ndarray, shape (k, n_params)
+        The trace: all parameters of each fit.
+    converged : ndarray of bool, shape (k,)
+    interval : tuple of float
+        (lower, upper); a bound where that comes first, ±inf where there is no end.
+    reached : tuple of bool
+        Whether ζ reaches the level on each side.
+    notes : tuple of str
+    """
+
+    name: str
+    estimate: float
+    stderr: float
+    level: float
+    values: np.ndarray = field(repr=False)
+    zeta: np.ndarray = field(repr=False)
+    cost: np.ndarray = field(repr=False)
+    theta: np.ndarray = field(repr=False)
+    converged: np.ndarray = field(repr=False)
+    interval: tuple[float, float]
+    reached: tuple[bool, bool]
+    notes: tuple[str, ...] = ()
+
+    def plot(self, ax: Any = None, **kwargs: Any) -> Any:
+        """Draw ζ against the parameter (:class:`lmfit_gpu.plotting.ProfileDisplay`)."""
+        from lmfit_gpu.plotting import ProfileDisplay
+
+        return ProfileDisplay.from_profile(self, ax=ax, **kwargs)
+
+
+@dataclass(frozen=True)
+class ProfileLikelihood(Mapping[str, Profile]):
+    """Profiles by name.
+
+    Parameters
+    ----------
+    profiles : dict of str to Profile
+    level : float
+    """
+
+    profiles: dict[str, Profile]
+    level: float
+
+    def __getitem__(self, name: str) -> Profile:
+        return self.profiles[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.profiles)
+
+    def __len__(self) -> int:
+        return len(self.profiles)
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The intervals by name."""
+        return {name: profile.interval for name, profile in self.profiles.items()}
+
+    def plot(self, ax: Any = None, **kwargs: Any) -> Any:
+        """Draw all profiles (:class:`lmfit_gpu.plotting.ProfileDisplay`)."""
+        from lmfit_gpu.plotting import ProfileDisplay
+
+        return ProfileDisplay.from_profile(self, ax=ax, **kwargs)
+
+
+def profiled_names(result: Result, names: Any) -> list[int]:
+    """Return the indices of parameters that can be profiled: free ones, all of them for None.
+
+    Raises
+    ------
+    ValueError
+        For names that there are not, and for fixed and tied parameters.
+    """
+    every = list(result.names)
+    free = [j for j in range(len(every)) if result.roles.get(j) not in ("fixed", "tied")]
+    if names is None:
+        return free
+    found = []
+    for name in [names] if isinstance(names, str) else list(names):
+        if name not in every:
+            raise ValueError(f"names: no parameter {name!r}; there are {', '.join(every[:8])}")
+        j = every.index(name)
+        if j not in free:
+            raise ValueError(
+                f"names: {name!r} is {result.roles[j]}; only fitted parameters have a profile"
+                + ("; bootstrap has an interval for it" if result.roles[j] == "tied" else "")
+            )
+        found.append(j)
+    if not found:
+        raise ValueError("names: got none; at least one parameter is expected")
+    return found
+
+
+def check_profile(solution: Solution) -> None:
+    """Refuse fits that have no profile likelihood.
+
+    Raises
+    ------
+    ValueError
+        Under a loss, and without an estimate of the noise.
+    """
+    result = solution.result
+    if solution.problem.loss is not None:
+        raise ValueError(
+            "profile_likelihood: a robust loss is no likelihood, and its cost has no threshold; est.bootstrap() has "
+            "intervals under a loss"
+        )
+    if not np.isfinite(result.s2):
+        raise ValueError(
+            f"profile_likelihood: no degree of freedom is left to estimate the noise ({result.n_residuals} residuals, "
+            f"rank {result.rank})"
+        )
+    if result.s2 == 0:
+        raise ValueError("profile_likelihood: the fit is exact; residuals of 0 say nothing of the noise")
+    if not result.success:
+        raise ValueError(f"profile_likelihood: the fit has not converged ({result.status.name}); there is no minimum")
+
+
+def profile_likelihood(solution: Solution, names: Any, level: float, route: str = "auto") -> ProfileLikelihood:
+    """Return the profiles of parameters.
+
+    Parameters
+    ----------
+    solution : Solution
+    names : sequence of str, str, or None
+        None: all free parameters.
+    level : float
+    route : str
+        See :class:`lmfit_gpu.held_fits.HeldFits`.
+
+    Warns
+    -----
+    FitWarning
+        If a lower cost is found than that of the fit.
+    """
+    dof = np.inf if solution.result.absolute_sigma else float(solution.result.dof)
+    threshold = t_quantile(level, dof)
+    check_profile(solution)
+    indices = profiled_names(solution.result, names)
+    profiles = followed(solution, indices, threshold, level, route)
+    return ProfileLikelihood({profile.name: profile for profile in profiles}, level)
+
+
+def followed(
+    solution: Solution, indices: Sequence[int], threshold: float, level: float, route: str = "auto"
+) -> list[Profile]:
+    """Return profiles followed to |ζ| = `threshold` on both sides, all sides step by step together."""
+    fits = HeldFits(solution, route)
+    sides = [_Side(solution, j, direction, threshold) for j in indices for direction in (-1, 1)]
+    waiting: list[tuple[_Side, Generator[Request, Point, None], Request]] = []
+    for side in sides:
+        walk = side.walk()
+        request = next(walk, None)
+        if request is not None:
+            waiting.append((side, walk, request))
+    while waiting:
+        points = fits.fit([request for _, _, request in waiting])
+        going = []
+        for (side, walk, _), point in zip(waiting, points, strict=True):
+            try:
+                going.append((side, walk, walk.send(point)))
+            except StopIteration:
+                continue
+        waiting = going
+    _warn_of_better(solution, sides)
+    pairs = zip(indices, sides[::2], sides[1::2], strict=True)
+    return [_joined(solution.result, j, below, above, level) for j, below, above in pairs]
+
+
+class _Side:
+    """A profile on one side of the estimate.
+
+    Parameters
+    ----------
+    solution : Solution
+    index : int
+    direction : {-1, 1}
+    threshold : float
+    """
+
+    def __init__(self, solution: Solution, index: int, direction: int, threshold: float) -> None:
+        result, constraints = solution.result, solution.setup.constraints
+        self.result, self.index, self.direction, self.threshold = result, index, direction, threshold
+        self.names = list(result.names)
+        bound = np.inf * direction
+        if constraints is not None:
+            bound = float((constraints.lower if direction < 0 else constraints.upper)[index])
+        self.bound = bound
+        self.estimate, self.stderr = float(result.theta[index]), float(result.stderr[index])
+        if result.sandwich is not None and result.factor is not None:  # a profile is classical
+            self.stderr = float((result.factor[index] ** 2).sum() ** 0.5 * result.s2**0.5)
+        self.points: list[Point] = [Point(result.theta, result.cost, True)]
+        self.zetas: list[float] = [0.0]
+        self.end, self.reached, self.note = bound, False, ""
+
+    def walk(self) -> Generator[Request, Point, None]:
+        """Ask for points outwards, until the threshold is passed, a bound met, or the search given up."""
+        if self.result.undetermined[self.index]:
+            self.end, self.note = self.direction * np.inf, "not determined by the data: no end"
+            return
+        if self.estimate == self.bound:
+            self.note = "the estimate is on its bound"
+            return
+        step = self._first_step()
+        for _ in range(MOST_STEPS):
+            value = self._value(-1) + self.direction * step
+            at_bound = (value - self.bound) * self.direction >= 0
+            value = self.bound if at_bound else value
+            if not np.isfinite(value) or abs(value - self.estimate) > FAR * self._size():
+                return self._give_up()
+            point = yield Request((self.index,), self._start(value))
+            halvings = 0
+            while not (point.converged and np.isfinite(point.cost)):
+                halvings += 1
+                if halvings > MOST_HALVINGS:
+                    self.end = self._value(-1)
+                    self.note = f"the fit at {value:.6g} did not converge; the interval ends before it"
+                    return None
+                step /= 2
+                value, at_bound = self._value(-1) + self.direction * step, False
+                point = yield Request((self.index,), self._start(value))
+            gained = self._zeta(point) - self.zetas[-1]
+            self._keep(point)
+            if self.zetas[-1] >= self.threshold:
+                yield from self._root()
+                return None
+            if at_bound:
+                self.end, self.note = self.bound, f"ends on its bound, at zeta {self.zetas[-1]:.3g}"
+                return None
+            wanted = self.threshold / STEPS_TO_END
+            step *= float(np.clip(wanted / gained if gained > 0 else GROWTH, 1 / GROWTH, GROWTH))
+        return self._give_up()
+
+    def _root(self) -> Generator[Request, Point, None]:
+        """Find the end between the last two points, by fits."""
+        low, high = (self._value(-2), self.zetas[-2]), (self._value(-1), self.zetas[-1])
+        side = 0
+        low_f, high_f = low[1] - self.threshold, high[1] - self.threshold
+        a, b = low[0], high[0]
+        for _ in range(ROOT_STEPS):
+            if min(abs(low_f), abs(high_f)) <= END * self.threshold:
+                break
+            value = b - high_f * (b - a) / (high_f - low_f)  # false position, by Illinois' rule
+            point = yield Request((self.index,), self._start(value))
+            if not (point.converged and np.isfinite(point.cost)):
+                self.note = f"the fit at {value:.6g} did not converge; the end is interpolated"
+                break
+            f = self._zeta(point) - self.threshold
+            self._keep(point)
+            if f * high_f > 0:
+                b, high_f = value, f
+                low_f = low_f / 2 if side > 0 else low_f
+                side = 1
+            else:
+                a, low_f = value, f
+                high_f = high_f / 2 if side < 0 else high_f
+                side = -1
+        values, zetas = np.array([p.theta[self.index] for p in self.points]), np.array(self.zetas)
+        nearest = int(np.abs(zetas - self.threshold).argmin())
+        self.end = float(values[nearest]) if not self.note else float(b - high_f * (b - a) / (high_f - low_f))
+        self.reached = True
+
+    def _give_up(self) -> None:
+        self.end = self.direction * np.inf
+        self.note = (
+            f"zeta stays below {self.threshold:.3g}: it is {self.zetas[-1]:.3g} at {self._value(-1):.3g}; no end"
+        )
+
+    def _value(self, k: int) -> float:
+        return float(self.points[k].theta[self.index])
+
+    def _size(self) -> float:
+        error = self.stderr if np.isfinite(self.stderr) else 0.0
+        return abs(self.estimate) + error
+
+    def _first_step(self) -> float:
+        wanted = self.threshold / STEPS_TO_END
+        if np.isfinite(self.stderr) and self.stderr > 0:
+            step = wanted * self.stderr
+        else:  # on its other bound: nothing is known of its error
+            step = 1e-3 * (abs(self.estimate) or 1.0)
+        room = abs(self.bound - self.estimate)
+        return min(step, room) if np.isfinite(room) else step
+
+    def _zeta(self, point: Point) -> float:
+        return float(max(2 * (point.cost - self.result.cost), 0.0) / self.result.s2) ** 0.5
+
+    def _keep(self, point: Point) -> None:
+        """Keep a point, in the order outwards."""
+        zeta, value = self._zeta(point), point.theta[self.index]
+        at = sum((p.theta[self.index] - value) * self.direction < 0 for p in self.points)
+        self.points.insert(at, point)
+        self.zetas.insert(at, zeta)
+
+    def _start(self, value: float) -> np.ndarray:
+        """Return all parameters, extrapolated or interpolated along the trace."""
+        values = np.array([p.theta[self.index] for p in self.points])
+        if len(values) == 1:
+            theta = self.points[0].theta.copy()
+            factor = self.result.factor
+            if factor is not None and np.isfinite(self.stderr) and self.stderr > 0:
+                along = factor @ factor[self.index]
+                theta = theta + along / along[self.index] * (value - values[0])
+        else:
+            order = np.argsort(np.abs(values - value))[:2]
+            (a, b), (first, second) = values[order], (self.points[i].theta for i in order)
+            theta = first + (second - first) * ((value - a) / (b - a)) if a != b else first.copy()
+        theta[self.index] = value
+        return theta
+
+
+def _warn_of_better(solution: Solution, sides: Sequence[_Side]) -> None:
+    best = min((point for side in sides for point in side.points), key=lambda point: point.cost)
+    if best.cost < (1 - BETTER) * solution.result.cost:
+        names = ", ".join(f"{n}={v:.6g}" for n, v in zip(solution.result.names, best.theta, strict=True))
+        warnings.warn(
+            f"profile_likelihood: a better fit was found, cost {best.cost:.6g} instead of {solution.result.cost:.6g}, "
+            f"at {names}; fit again with p0 there",
+            FitWarning,
+            stacklevel=5,
+        )
+
+
+def _joined(result: Result, index: int, below: _Side, above: _Side, level: float) -> Profile:
+    points = [*reversed(below.points), *above.points[1:]]
+    zetas = [*(-zeta for zeta in reversed(below.zetas)), *above.zetas[1:]]
+    notes = tuple(f"{end}: {side.note}" for end, side in (("lower", below), ("upper", above)) if side.note)
+    return Profile(
+        name=result.names[index],
+        estimate=below.estimate,
+        stderr=float(result.stderr[index]),
+        level=level,
+        values=np.array([point.theta[index] for point in points]),
+        zeta=np.array(zetas),
+        cost=np.array([point.cost for point in points]),
+        theta=np.stack([point.theta for point in points]),
+        converged=np.array([point.converged for point in points]),
+        interval=(float(below.end), float(above.end)),
+        reached=(below.reached, above.reached),
+        notes=notes,
+    )
