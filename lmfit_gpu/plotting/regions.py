@@ -1,0 +1,83 @@
+"""Confidence regions of two parameters: contours of a map of the cost, ellipses, and traces."""
+
+from typing import Any
+
+import numpy as np
+
+from lmfit_gpu.plotting.axes import BLUE, percent
+
+__all__ = ["draw_regions", "ellipse", "traces_of"]
+
+EDGE_POINTS = 181
+
+
+def draw_regions(ax: Any, found: Any, line: dict[str, Any]) -> Any:
+    """Draw the contours of a map at its levels, the regions within them shaded, and return the contour set.
+
+    Parameters
+    ----------
+    ax : Axes
+    found : ProfileMap
+    line : dict
+        Keywords of a line: color, linewidth, linestyle, alpha.
+    """
+    zeta = np.ma.masked_invalid(np.sqrt(np.clip(np.asarray(found.zeta2, dtype=float), 0.0, None)))
+    by_height = sorted(found.levels.items(), key=lambda pair: pair[1])
+    heights = [float(np.sqrt(threshold)) for _, threshold in by_height]
+    # √ζ² is nearly linear along rays, where ζ² is a parabola: straight edges between points of the grid fit it better.
+    grid = np.asarray(found.x, dtype=float), np.asarray(found.y, dtype=float), zeta
+    colour = line.get("color", BLUE)
+    for height in heights:
+        ax.contourf(*grid, levels=[-1.0, height], colors=[colour], alpha=0.5 / (1 + len(heights)))
+    look = {name + "s": line[name] for name in ("linestyle", "linewidth") if name in line}
+    contours = ax.contour(*grid, levels=heights, **{"colors": [colour], "linewidths": 1.6, **look})
+    texts = {height: percent(level) for height, (level, _) in zip(heights, by_height, strict=True)}
+    ax.clabel(contours, fmt=texts, fontsize="small")
+    return contours
+
+
+def ellipse(centre: np.ndarray, covariance: np.ndarray, threshold: float) -> np.ndarray:
+    """Return the edge of (b − centre)ᵀ C⁻¹ (b − centre) ≤ threshold, shape (2, k).
+
+    Parameters
+    ----------
+    centre : ndarray, shape (2,)
+    covariance : ndarray, shape (2, 2)
+        C; may be singular.
+    threshold : float
+
+    Examples
+    --------
+    >>> edge = ellipse(np.zeros(2), np.diag([4.0, 1.0]), 9.0)
+    >>> edge.max(axis=1)
+    array([6., 3.])
+    """
+    angle = np.linspace(0, 2 * np.pi, EDGE_POINTS)
+    scale = np.sqrt(np.diag(covariance))
+    safe = np.where(scale > 0, scale, 1.0)
+    values, vectors = np.linalg.eigh(covariance / np.outer(safe, safe))  # of numbers near 1, whatever the units
+    root = safe[:, None] * vectors * np.sqrt(np.clip(values, 0.0, None))
+    edge: np.ndarray = centre[:, None] + np.sqrt(threshold) * root @ np.array([np.cos(angle), np.sin(angle)])
+    return edge
+
+
+def traces_of(found: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return where y is best for each x of the map, and where x is best for each y, each of shape (2, k).
+
+    Between the points of the grid by the parabola through the three lowest; places whose lowest point is on the edge
+    of the map are left out.
+    """
+    x, y, zeta2 = (np.asarray(part, dtype=float) for part in (found.x, found.y, found.zeta2))
+    first = [(x[j], best) for j in range(len(x)) if (best := _lowest(y, zeta2[:, j])) is not None]
+    second = [(best, y[i]) for i in range(len(y)) if (best := _lowest(x, zeta2[i])) is not None]
+    return tuple(np.array(part, dtype=float).reshape(-1, 2).T for part in (first, second))  # type: ignore[return-value]
+
+
+def _lowest(at: np.ndarray, heights: np.ndarray) -> float | None:
+    if not np.isfinite(heights).any():
+        return None
+    k = int(np.nanargmin(heights))
+    if k in (0, len(at) - 1) or not np.isfinite(heights[k - 1 : k + 2]).all():
+        return None
+    bend, slope, _ = np.polyfit(at[k - 1 : k + 2] - at[k], heights[k - 1 : k + 2], 2)
+    return float(at[k] - slope / (2 * bend)) if bend > 0 else float(at[k])
