@@ -188,8 +188,10 @@ class ConvergenceDisplay:
         refused = np.array([False, *(not record.accepted for record in self.records)])
         held_out = np.array([np.nan, *(record.held_out_cost for record in self.records)])
         cost[~np.isfinite(cost)] = np.nan
-        if not np.isfinite(cost).any():
+        if not self.records:
             ax.text(0.5, 0.5, "no trial was made", transform=ax.transAxes, ha="center", va="center")
+            ax.set_yticks([])
+            return
         if excess:
             least = np.nanmin(cost) if np.isfinite(cost).any() else 0.0
             cost, trial = cost - least, trial - least
@@ -197,10 +199,13 @@ class ConvergenceDisplay:
             held_out[:] = np.nan
         logarithmic = is_logarithmic(cost, held_out)
         ax.set_yscale("log" if logarithmic else "linear")
+        exact = cost == 0
+        if logarithmic and exact.any():  # a perfect fit; 0 has no place on a logarithmic axis
+            self._draw_zeros(ax, at[exact], "cost 0")
+            cost[exact] = np.nan
         low, high = limits_of(np.concatenate([cost, held_out]), logarithmic)
         ax.set_ylim(low, high)
-        marker = {"marker": "o", "markersize": 3.5} if len(at) <= MANY else {}
-        style = {"color": BLUE, "linewidth": 1.4, "label": "cost", **marker, **line}
+        style = {"color": BLUE, "linewidth": 1.4, "label": "cost", **_markers(~refused), **line}
         self.cost_lines_ += ax.plot(at, cost, **style)
         if np.isfinite(held_out).any():
             style = {"color": ORANGE, "linewidth": 1.4, "label": "cost of the rows held out", **line}
@@ -223,20 +228,21 @@ class ConvergenceDisplay:
             ax.set_yscale("log")
             ax.set_ylim(limits_of(damping[known], True, floor=HEADROOM))
         shown = np.where(known, damping, np.nan)
-        marker = {"marker": "o", "markersize": 3.5} if len(at) <= MANY else {}
-        style = {"color": BLUE, "linewidth": 1.2, "label": "_damping", **marker, **line}
+        style = {"color": BLUE, "linewidth": 1.2, "label": "_damping", **_markers(~refused), **line}
         self.damping_lines_ += ax.plot(at, shown, **style)
         crosses = {"color": VERMILLION, "marker": "x", "linestyle": "none", "markersize": 5, **mark}
         ax.plot(at[known & refused], damping[known & refused], **{**crosses, "label": "_refused"})
         none = damping == 0  # a full Gauss-Newton step; 0 has no place on a logarithmic axis
         if none.any():
-            edge = ax.get_xaxis_transform()
-            zeros = {"color": GREEN, "marker": "v", "linestyle": "none", "markersize": 5}
-            label = "λ = 0: full Gauss-Newton step"
-            ax.plot(at[none], np.full(none.sum(), 0.05), transform=edge, **zeros, label=label)
-            if not known.any():
-                ax.set_yticks([])
+            self._draw_zeros(ax, at[none], "λ = 0: full Gauss-Newton step")
+        if not known.any():
+            ax.set_yticks([])
         self._legend(ax)
+
+    def _draw_zeros(self, ax: Any, at: np.ndarray, label: str) -> None:
+        """Mark at the lower edge where there is a zero."""
+        style = {"color": GREEN, "marker": "v", "linestyle": "none", "markersize": 5, "label": label}
+        ax.plot(at, np.full(len(at), 0.05), transform=ax.get_xaxis_transform(), **style)
 
     def _legend(self, ax: Any) -> None:
         drawn = [line for line in ax.lines if not line.get_label().startswith("_") and len(line.get_xdata())]
@@ -270,7 +276,9 @@ def limits_of(values: np.ndarray, logarithmic: bool, floor: float = 0.0) -> tupl
     ends = np.array([known.min(), known.max()])
     if logarithmic:
         ends = np.log10(ends)
-    spread = max(ends[1] - ends[0], 0.5 if logarithmic else 0.05 * abs(ends[1]), np.finfo(float).tiny)
+    if logarithmic and ends[1] - ends[0] < 1:
+        ends = ends.mean() + np.array([-0.5, 0.5])  # a decade: ticks at powers of ten
+    spread = max(ends[1] - ends[0], 0.0 if logarithmic else 0.05 * abs(ends[1]), np.finfo(float).tiny)
     low, high = ends[0] - (0.06 + floor) * spread, ends[1] + HEADROOM * spread
     return (float(10**low), float(10**high)) if logarithmic else (float(low), float(high))
 
@@ -279,3 +287,9 @@ def _with_margin(at: np.ndarray) -> tuple[float, float]:
     low, high = float(at.min()), float(at.max())
     margin = 0.03 * (high - low) or 0.5
     return low - margin, high + margin
+
+
+def _markers(where: np.ndarray) -> dict[str, Any]:
+    """Return keywords that mark some points of a line, if there are not too many."""
+    few = len(where) <= MANY
+    return {"marker": "o", "markersize": 3.5, "markevery": np.flatnonzero(where).tolist()} if few else {}

@@ -14,6 +14,7 @@ PRINTED = 12  # up to so many parameters the values are written into the cells
 NAMED = 40  # up to so many the names stand beside the cells
 DARK = 0.6  # |correlation| whose colour needs white text
 ROUNDING = 1e-6  # beyond 1 by more than this is no rounding
+ROUNDED_ONE = 1e-12  # nearer to ±1 than this it is one, to rounding
 
 
 class CorrelationDisplay:
@@ -142,9 +143,12 @@ class CorrelationDisplay:
             ax.set(xlabel="parameter, by number", ylabel="parameter, by number")
             return
         long = max(map(len, self.names)) > 3
-        small = {"fontsize": 10 if n <= PRINTED else 7}
-        ax.set_xticks(range(n), self.names, rotation=45 if long else 0, ha="right" if long else "center", **small)
-        if long:
+        many = n > PRINTED
+        small = {"fontsize": 7 if many else 10}
+        slanted = long and not many
+        rotation = 45 if slanted else 90 if many else 0
+        ax.set_xticks(range(n), self.names, rotation=rotation, ha="right" if slanted else "center", **small)
+        if slanted:
             for label in ax.get_xticklabels():
                 label.set_rotation_mode("anchor")
         ax.set_yticks(range(n), self.names, **small)
@@ -152,19 +156,19 @@ class CorrelationDisplay:
 
 
 def written(value: float) -> str:
-    """Return a correlation in two decimals, more where it would round to ±1.
+    """Return a correlation in two decimals, up to four where it would round to ±1.
 
     Examples
     --------
-    >>> written(0.5), written(-0.99987), written(1.0), written(float("nan"))
-    ('0.50', '−0.9999', '1', '')
+    >>> written(0.5), written(-0.99987), written(1.0), written(0.9999999), written(float("nan"))
+    ('0.50', '−0.9999', '1', '>0.9999', '')
     """
     if np.isnan(value):
         return ""
-    if abs(value) >= 1:
+    if abs(value) > 1 - ROUNDED_ONE:
         return "1" if value > 0 else "−1"
     digits = 2
-    while digits < 6 and float(f"{abs(value):.{digits}f}") == 1:
+    while digits < 5 and float(f"{abs(value):.{digits}f}") == 1:
         digits += 1
-    text = f"{value:.{digits}f}"
-    return "0" if float(text) == 0 else text.replace("-", "−")
+    text = f"{value:.{digits}f}" if digits < 5 else (">0.9999" if value > 0 else "<-0.9999")
+    return "0" if float(text.lstrip("<>")) == 0 else text.replace("-", "−")

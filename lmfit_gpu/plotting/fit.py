@@ -151,15 +151,16 @@ class FitDisplay:
         self.mean_bands_: list[Any] = []
         self.observation_bands_: list[Any] = []
         for k in range(curves.shape[1]):
-            colour, of = (COLOURS[k % len(COLOURS)], f", output {k}") if several else (BLUE, "")
+            colour = COLOURS[k % len(COLOURS)] if several else BLUE
+            of = "_" if k else ""  # of several outputs the legend says once what is what, and names the curves
             for band, kept, what, alpha in (
                 (self.observation_band, self.observation_bands_, "an observation", 0.15),
                 (self.mean_band, self.mean_bands_, "the mean", 0.35),
             ):
                 if band is not None:
                     style = {"alpha": alpha, "linewidth": 0, "color": colour, **styles["fill"]}
-                    kept.append(self._draw_band(ax, band, k, f"{percent(self.level)} band of {what}{of}", style))
-            style = {"color": colour, "label": f"fit{of}", **styles["line"]}
+                    kept.append(self._draw_band(ax, band, k, f"{of}{percent(self.level)} band of {what}", style))
+            style = {"color": colour, "label": f"fit, output {k}" if several else "fit", "zorder": 3, **styles["line"]}
             self.lines_ += ax.plot(self.grid, curves[:, k], **style)
             if self.y is not None:
                 style = {"color": colour if several else INK, **styles["scatter"]}
@@ -327,9 +328,9 @@ class FitDisplay:
         small = len(self.x) > MANY
         style = {"linestyle": "none", "marker": "o", "markersize": 2.5 if small else 4.5, "zorder": 2.5} | style
         if self.sigma is None:
-            return ax.plot(self.x, y, **{"label": f"data{of}", "alpha": 0.5 if small else 1.0, **style})[0]
+            return ax.plot(self.x, y, **{"label": f"{of}data", "alpha": 0.4 if small else 1.0, **style})[0]
         bars = {"elinewidth": 0.8, "capsize": 0 if small else 2}
-        return ax.errorbar(self.x, y, yerr=columns_of(self.sigma)[:, k], **{"label": f"data ± σ{of}", **bars, **style})
+        return ax.errorbar(self.x, y, yerr=columns_of(self.sigma)[:, k], **{"label": f"{of}data ± σ", **bars, **style})
 
     def _draw_band(self, ax: Any, band: Band, k: int, label: str, style: dict[str, Any]) -> Any:
         lower, upper = (columns_of(edge)[:, k] for edge in band)

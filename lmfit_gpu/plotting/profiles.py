@@ -225,7 +225,7 @@ class ProfileDisplay:
         height = ROOM * (height or 1.0)
         ax.set(xlabel=profile.name, ylabel="|ζ|" if absolute else "ζ")
         ax.set_ylim(0.0 if absolute else -height, height)
-        ax.set_title(_interval_text(profile), fontsize="small")
+        ax.set_title(interval_text(profile), fontsize="small")
         ax.locator_params(axis="x", nbins=5)
 
     def _mark_ends(self, ax: Any, profile: Any, threshold: float, absolute: bool) -> None:
@@ -290,15 +290,34 @@ def _through(values: np.ndarray, zeta: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return fine, curve(fine)
 
 
-def _interval_text(profile: Any) -> str:
-    lower, upper = (_written(float(end)) for end in profile.interval)
-    return f"{percent(profile.level)}: {lower} to {upper}"
+def interval_text(profile: Any) -> str:
+    """Return level and interval, with the digits that its width calls for.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> interval_text(SimpleNamespace(level=0.95, interval=(181.02, 258.571)))
+    '95 %: 181.0 to 258.6'
+    >>> interval_text(SimpleNamespace(level=0.9, interval=(float("-inf"), 0.0123456)))
+    '90 %: −∞ to 0.01235'
+    """
+    lower, upper = (float(end) for end in profile.interval)
+    width = upper - lower
+    form = ".4g"
+    if np.isfinite(width) and width > 0:
+        decimals = 2 - int(np.floor(np.log10(width)))
+        largest = max(abs(lower), abs(upper))
+        if 1e-3 <= largest < 1e6 and decimals <= 7:
+            form = f".{max(decimals, 0)}f"
+        else:
+            form = f".{max(int(np.floor(np.log10(largest))) + decimals + 1, 3)}g"
+    return f"{percent(profile.level)}: {_written(lower, form)} to {_written(upper, form)}"
 
 
-def _written(value: float) -> str:
+def _written(value: float, form: str) -> str:
     if np.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return "?" if np.isnan(value) else f"{value:.4g}".replace("-", "−")
+    return "?" if np.isnan(value) else f"{value:{form}}".replace("-", "−")
 
 
 def _listed(profiles: Any) -> list[Any]:

@@ -3,12 +3,14 @@
 from typing import Any
 
 import numpy as np
+from scipy.interpolate import RectBivariateSpline
 
 from lmfit_gpu.plotting.axes import BLUE, percent
 
 __all__ = ["draw_regions", "ellipse", "traces_of"]
 
 EDGE_POINTS = 181
+FINE = 200  # points along each side of a map that is drawn
 
 
 def draw_regions(ax: Any, found: Any, line: dict[str, Any]) -> Any:
@@ -21,11 +23,9 @@ def draw_regions(ax: Any, found: Any, line: dict[str, Any]) -> Any:
     line : dict
         Keywords of a line: color, linewidth, linestyle, alpha.
     """
-    zeta = np.ma.masked_invalid(np.sqrt(np.clip(np.asarray(found.zeta2, dtype=float), 0.0, None)))
     by_height = sorted(found.levels.items(), key=lambda pair: pair[1])
     heights = [float(np.sqrt(threshold)) for _, threshold in by_height]
-    # √ζ² is nearly linear along rays, where ζ² is a parabola: straight edges between points of the grid fit it better.
-    grid = np.asarray(found.x, dtype=float), np.asarray(found.y, dtype=float), zeta
+    grid = _finer(*(np.asarray(part, dtype=float) for part in (found.x, found.y, found.zeta2)))
     colour = line.get("color", BLUE)
     for height in heights:
         ax.contourf(*grid, levels=[-1.0, height], colors=[colour], alpha=0.5 / (1 + len(heights)))
@@ -34,6 +34,19 @@ def draw_regions(ax: Any, found: Any, line: dict[str, Any]) -> Any:
     texts = {height: percent(level) for height, (level, _) in zip(heights, by_height, strict=True)}
     ax.clabel(contours, fmt=texts, fontsize="small")
     return contours
+
+
+def _finer(x: np.ndarray, y: np.ndarray, zeta2: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a map of √ζ² on a grid fine enough for straight edges between its points.
+
+    By bicubic splines through ln(1 + ζ²): smooth at the minimum, where √ζ² has a point, and tame far from it. As it is,
+    where places are missing, or too few for a cubic.
+    """
+    if np.isfinite(zeta2).all() and min(zeta2.shape) > 3:
+        spline = RectBivariateSpline(y, x, np.log1p(np.clip(zeta2, 0.0, None)))
+        x, y = (np.linspace(part[0], part[-1], FINE) for part in (x, y))
+        zeta2 = np.expm1(spline(y, x))
+    return x, y, np.ma.masked_invalid(np.sqrt(np.clip(zeta2, 0.0, None)))
 
 
 def ellipse(centre: np.ndarray, covariance: np.ndarray, threshold: float) -> np.ndarray:

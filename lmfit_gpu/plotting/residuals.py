@@ -30,6 +30,7 @@ NAMES = {
     "studentised": "studentised residual",
 }
 SIZE = (4.4, 3.6)
+LABELLED = 3  # as R's plot.lm
 MANY = 300  # points that are drawn small
 TWO_SIDED_95 = 1.959963984540054  # of a normal distribution
 
@@ -100,7 +101,7 @@ class ResidualDisplay:
         ax: Any = None,
         *,
         against: str | Sequence[str] = ("fitted", "normal"),
-        n_labelled: int = 3,
+        n_labelled: int | None = None,
         scatter_kwargs: Mapping[str, Any] | None = None,
         line_kwargs: Mapping[str, Any] | None = None,
     ) -> "ResidualDisplay":
@@ -113,8 +114,9 @@ class ResidualDisplay:
         against : {"fitted", "x", "order", "leverage", "normal"}, or a sequence of them
             One panel each ("x": one for each feature). "order" is the number of the row, "normal" the quantiles of a
             normal distribution.
-        n_labelled : int
-            So many of the largest residuals get the number of their row, from 0.
+        n_labelled : int, optional
+            So many of the largest residuals get the number of their row, from 0; default: 3, none with more than 300
+            rows.
         scatter_kwargs, line_kwargs : dict, optional
             For the points and for the line of zero.
 
@@ -133,6 +135,8 @@ class ResidualDisplay:
             self._check_has(name)
         if not wanted:
             raise ValueError(f"against: got none; some of {', '.join(AGAINST)} are expected")
+        if n_labelled is None:
+            n_labelled = LABELLED if len(self.residual) <= MANY else 0
         if isinstance(n_labelled, bool) or not isinstance(n_labelled, (int, np.integer)) or n_labelled < 0:
             raise ValueError(f"n_labelled: got {n_labelled!r}; a whole number >= 0 is expected")
         points = merged({}, scatter_kwargs, "line", "scatter_kwargs")
@@ -275,6 +279,8 @@ class ResidualDisplay:
             return
         for level in (-TWO_SIDED_95, TWO_SIDED_95):
             ax.axhline(level, **{**line, "linestyle": (0, (4, 3)), "linewidth": 0.8})
+        largest = max(float(np.max(np.abs(self.residual), initial=0.0, where=np.isfinite(self.residual))), TWO_SIDED_95)
+        ax.set_ylim(-1.25 * largest, 1.25 * largest)  # room for the numbers
         place = {"xycoords": ax.get_yaxis_transform(), "xytext": (-3, 2), "textcoords": "offset points"}
         ax.annotate("95 %", (1.0, TWO_SIDED_95), ha="right", va="bottom", fontsize="small", color=GREY, **place)
 
@@ -295,9 +301,11 @@ class ResidualDisplay:
     def _label_largest(self, ax: Any, at: np.ndarray, n: int) -> None:
         at, values = at.reshape(len(self.residual), -1), self.residual.reshape(len(self.residual), -1)
         size = np.where(np.isfinite(values), np.abs(values), -1.0).ravel()
+        middle = sum(ax.get_xlim()) / 2
         for place in np.argsort(-size, kind="stable")[:n]:
             row, k = divmod(int(place), values.shape[1])
             if size[place] > 0:
                 style = {"textcoords": "offset points", "fontsize": "small", "color": GREY}
-                where = {"xytext": (5, 0), "ha": "left", "va": "center"}
+                left = at[row, k] > middle  # of the picture: the number stands on its inner side
+                where = {"xytext": (-5 if left else 5, 0), "ha": "right" if left else "left", "va": "center"}
                 self.labels_.append(ax.annotate(str(row), (at[row, k], values[row, k]), **where, **style))
