@@ -60,7 +60,9 @@ def check_options(options: Any) -> None:
     resolve_loss(options.loss, options.f_scale)
 
 
-def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma: Any = None) -> Data:
+def check_data(
+    estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma: Any = None, *, reset: bool = True
+) -> Data:
     """Check what ``fit`` was given and return the rows that take part.
 
     Parameters
@@ -69,6 +71,8 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
         Gets ``n_features_in_`` and ``feature_names_in_``.
     X, y, sample_weight, sigma
         See :meth:`lmfit_gpu.LMRegressor.fit`.
+    reset : bool
+        False: X is checked against those of the fit.
 
     Raises
     ------
@@ -76,7 +80,7 @@ def check_data(estimator: Any, X: Any, y: Any, sample_weight: Any = None, sigma:
         For shapes that do not fit, values that are not numbers, NaN or infinity with ``nan_policy="raise"``, weights
         below 0, standard deviations that are not positive.
     """
-    X = check_features(estimator, _unmasked(X, "X"), reset=True, finite=False)
+    X = check_features(estimator, _unmasked(X, "X"), reset=reset, finite=False)
     y = _checked_targets(estimator, _unmasked(y, "y"), len(X))
     frequency = _checked_frequencies(_unmasked(sample_weight, "sample_weight"), len(X))
     kept = torch.ones(len(X), dtype=torch.bool)

@@ -37,6 +37,7 @@ USUAL = {  # options with the values that the short path knows
     "fixed": ((), None),
     "tied": (None,),
     "loss": ("linear",),
+    "covariance": ("classical",),
     "early_stopping": (None, False),
     "verbose": (0, False),
 }

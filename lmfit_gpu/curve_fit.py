@@ -355,6 +355,7 @@ class CurveRegressor(LMRegressor):
     """An estimator that does not warn: curve_fit says it in SciPy's words."""
 
     _caller = "curve_fit"
+    _errors_of_surrogate = True
 
     def _warn(self, result: Result) -> None:
         pass

@@ -1,5 +1,6 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,14 @@ from sklearn.utils.validation import check_is_fitted
 from lmfit_gpu.arguments import check_data, check_features, check_options
 from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.fitting import run
+from lmfit_gpu.inferring import Inferring
 from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
-from lmfit_gpu.preparation import Setup, has_network
+from lmfit_gpu.preparation import Data, Setup, has_network
 from lmfit_gpu.protocol import Regressor
-from lmfit_gpu.result import ENDS_OF_TRAINING, Result, scaled_covariance
+from lmfit_gpu.result import ENDS_OF_TRAINING, Result
 from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["LMRegressor"]
@@ -35,7 +37,7 @@ def _can_predict(estimator: "LMRegressor") -> bool:
     return True
 
 
-class LMRegressor(Persistent, Regressor):
+class LMRegressor(Inferring, Persistent, Regressor):
     r"""Nonlinear least-squares regression by the Levenberg-Marquardt method.
 
     Minimises :math:`\tfrac12\sum_i w_i\,\rho\bigl((r_i(\theta)/\sigma_i)^2\bigr)`, r = prediction − target, over
@@ -74,6 +76,9 @@ class LMRegressor(Persistent, Regressor):
         Residual (over sigma) at which the loss begins to bend: the cost is ½ Σ w f_scale² ρ((r/σ/f_scale)²).
     absolute_sigma : bool
         sigma is known, not only its ratios: the covariance is (JᵀJ)⁻¹, not scaled by s².
+    covariance : {"classical", "robust", "HC0", "HC1", "HC2", "HC3"}
+        "classical": the noise has the same size everywhere (in units of sigma). The others are sandwiches, right also
+        where it has not; "robust" is HC3, with a loss HC1 (:mod:`lmfit_gpu.sandwich`).
     nan_policy : {"raise", "omit"}
         NaN or infinity in the data: an error that names rows and columns, or the rows are left out.
     jac : {"auto", "autograd", "differences", "2-point", "3-point", "cs"} or callable
@@ -122,9 +127,10 @@ class LMRegressor(Persistent, Regressor):
     module_ : torch.nn.Module
         The fitted copy of a module, in evaluation mode.
     covariance_ : ndarray, shape (n_params, n_params)
-        s²(JᵀJ)⁻¹, s² = 2 cost/dof, dof = Σw − rank; inf on the diagonal for a parameter the data do not determine, 0
-        for fixed ones, by the delta method for tied ones. A parameter on a bound is held fixed for the others and has
-        NaN itself. None (and standard errors NaN) with the solvers dual and cg beyond 1,000 parameters.
+        s²(JᵀJ)⁻¹, s² = χ²/dof, dof = Σw − rank, or what `covariance` and a loss make of it; inf on the diagonal for a
+        parameter the data do not determine (``result_.unseen`` names what of it they do), 0 for fixed ones, by the
+        delta method for tied ones. A parameter on a bound is held fixed for the others and has NaN itself. None (and
+        standard errors NaN) with the solvers dual and cg beyond 1,000 parameters.
     stderr_ : ndarray, shape (n_params,)
     rank_ : int
     result_ : Result
@@ -144,6 +150,8 @@ class LMRegressor(Persistent, Regressor):
     {'a': 3.0, 'b': 0.8, 'c': 0.5}
     """
 
+    _errors_of_surrogate = False  # curve_fit's: those of J̃ under a loss, as SciPy has them
+
     def __init__(  # noqa: PLR0913
         self,
         model: Any = None,
@@ -158,6 +166,7 @@ class LMRegressor(Persistent, Regressor):
         loss: str | Callable[..., Any] = "linear",
         f_scale: float = 1.0,
         absolute_sigma: bool = False,
+        covariance: str = "classical",
         nan_policy: str = "raise",
         jac: str | Callable[..., Any] = "auto",
         solver: str = "auto",
@@ -189,6 +198,7 @@ class LMRegressor(Persistent, Regressor):
         self.loss = loss
         self.f_scale = f_scale
         self.absolute_sigma = absolute_sigma
+        self.covariance = covariance
         self.nan_policy = nan_policy
         self.jac = jac
         self.solver = solver
@@ -246,8 +256,9 @@ class LMRegressor(Persistent, Regressor):
         with self._features_of_last_fit():
             data = check_data(self, X, y, sample_weight, sigma)
             with share_of_threads():
-                setup, result = run(self, data, self._keep)
-            self._keep(setup, result)
+                keep = functools.partial(self._keep, data=data)
+                setup, result = run(self, data, keep)
+            keep(setup, result)
         self._warn(result)
         return self
 
@@ -307,11 +318,12 @@ class LMRegressor(Persistent, Regressor):
                 self.__dict__.update(features)
             raise
 
-    def _keep(self, setup: Setup, result: Result) -> None:
+    def _keep(self, setup: Setup, result: Result, data: Data | None = None) -> None:
         """Set all fitted attributes: the only place that does."""
+        self._data = data  # references, for profiles and pictures; not in a pickle or a file
         self.result_ = result
         self.theta_ = result.theta
-        self.covariance_ = scaled_covariance(result)
+        self.covariance_ = result.covariance
         self.stderr_ = result.stderr
         self.rank_ = result.rank
         self.n_iter_ = result.n_iter
@@ -320,7 +332,6 @@ class LMRegressor(Persistent, Regressor):
         if isinstance(setup.predictor, ModuleModel):
             setup.predictor.load(torch.from_numpy(self.theta_).to(setup.theta))
             self.module_ = setup.predictor.module
-        # An estimator does not keep its data.
         no_rows = replace(setup.rows, X=setup.rows.X[:0].clone(), y=None, weights=None)
         self._setup = replace(setup, rows=no_rows)
 

@@ -11,6 +11,7 @@ import torch
 
 from lmfit_gpu.attempt import attempt
 from lmfit_gpu.damping import DampingPolicy, TrustRegion, damping_policy
+from lmfit_gpu.delta_method import of_all_parameters
 from lmfit_gpu.early_stopping import EarlyStopping, HeldOut, resolve_early_stopping, split_rows
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.linear import MANY_PARAMS
@@ -18,13 +19,14 @@ from lmfit_gpu.losses import resolve_loss
 from lmfit_gpu.preparation import Data, Setup, has_network, is_module, is_warm, prepare, targets_of
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.progress import followed
-from lmfit_gpu.result import Result, of_all_parameters
-from lmfit_gpu.rows import as_tensor
+from lmfit_gpu.result import Result
+from lmfit_gpu.rows import as_tensor, total_sum
+from lmfit_gpu.sandwich import jacobian_at, sandwiched
 from lmfit_gpu.starts import find_start, seed_of
 from lmfit_gpu.termination import OF_NETWORKS
 from lmfit_gpu.threads import at_most
 
-__all__ = ["run"]
+__all__ = ["problem_of", "run"]
 
 # A network that has fitted the signal goes on to the noise, a little in each of thousands of trials.
 LEAST_PROGRESS = (30, 1e-2)
@@ -63,7 +65,7 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
     stopping = resolve_early_stopping(options.early_stopping)
     data, held = (data, None) if stopping is None else _split(data, stopping, options.random_state)
     setup = prepare(options, data)
-    problem = _problem(options, setup)
+    problem = problem_of(options, setup)
     engine = LevenbergMarquardt(
         jac=options.jac,
         solver=_solver(options, problem),
@@ -80,7 +82,7 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
             "not their sum or mean (squares are taken here)"
         )
     held_out = None if stopping is None or held is None else _held_out(options, problem, setup, (held, stopping))
-    minimize = functools.partial(_searched, options, engine, problem, setup.theta, held_out)
+    minimize = functools.partial(_minimized, options, setup, engine, problem, held_out)
     with _threads(options, problem):
         return setup, cast(Result, _guarded(options, data, setup, minimize, keep))
 
@@ -129,13 +131,22 @@ def _held_out(
 ) -> HeldOut:
     held, stopping = held_out
     rows = replace(setup.rows, X=as_tensor(held.X), y=targets_of(held.y), weights=held.weights)
-    others = _problem(options, replace(setup, rows=rows, penalty=None))
+    others = problem_of(options, replace(setup, rows=rows, penalty=None))
     if problem.coupled or others.coupled:
         raise ValueError("early_stopping: the model couples rows; none can be held out")
     return HeldOut(others.cost, stopping.patience, len(held.X), others.close)
 
 
-def _problem(options: Any, setup: Setup) -> LeastSquaresProblem:
+def problem_of(options: Any, setup: Setup, plain: bool = False) -> LeastSquaresProblem:
+    """Return the problem of a fit; `plain`: without its loss.
+
+    Parameters
+    ----------
+    options : LMRegressor
+    setup : Setup
+        With rows; the row check is made at its theta.
+    plain : bool
+    """
     return LeastSquaresProblem(
         setup.model,
         setup.rows,
@@ -143,9 +154,27 @@ def _problem(options: Any, setup: Setup) -> LeastSquaresProblem:
         devices=setup.devices,
         chunk_rows=options.chunk_rows,
         bounds=setup.bounds,
-        loss=resolve_loss(options.loss, options.f_scale),
+        loss=None if plain else resolve_loss(options.loss, options.f_scale),
         penalty=setup.penalty,
     )
+
+
+def _minimized(
+    options: Any, setup: Setup, engine: LevenbergMarquardt, problem: LeastSquaresProblem, held_out: HeldOut | None
+) -> Result:
+    """Return the fit with the covariance that is asked for."""
+    result = _searched(options, engine, problem, setup.theta, held_out)
+    if result.factor is None or not np.isfinite(result.theta).all() or not result.rank:
+        return result
+    if options.covariance == "classical" and (problem.loss is None or options._errors_of_surrogate):
+        return result
+    theta = torch.from_numpy(result.theta).to(setup.theta)
+    plain = problem_of(options, replace(setup, theta=theta), plain=True)
+    try:
+        jacobian = jacobian_at(plain, options.jac, theta)
+        return sandwiched(result, plain, jacobian, problem.loss, options.covariance)
+    finally:
+        plain.close()
 
 
 def _searched(
@@ -201,5 +230,11 @@ def _told(options: Any, data: Data, setup: Setup, result: Result) -> Result:
         used["sample_weight"] = f"frequencies, their sum {float(weights.frequency.sum()):g}"
     if data.n_left_out:
         used["rows left out"] = data.n_left_out
-    result = replace(result, absolute_sigma=bool(options.absolute_sigma), used=used)
+    sums: dict[str, Any] = {}
+    if data.y is not None and not setup.model.is_residual:
+        y = as_tensor(data.y)
+        sums = {"total_sum": total_sum(y, weights)}
+    if weights is not None:
+        sums["log_sigma"] = weights.log_sigma(result.n_residuals)
+    result = replace(result, absolute_sigma=bool(options.absolute_sigma), used=used, **sums)
     return result if setup.constraints is None else of_all_parameters(result, setup.constraints)

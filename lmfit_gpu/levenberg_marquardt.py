@@ -13,6 +13,7 @@ trials, never exceptions; the best point is always kept. No linear algebra and n
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
@@ -317,6 +318,7 @@ class LevenbergMarquardt:
             Passed on, with the result so far as its attribute ``result``. At a trial point an error of the model is a
             rejected trial; the message of a fit that does not converge repeats it.
         """
+        began = perf_counter()
         try:
             state = self.init(problem, theta)
         except BaseException:
@@ -332,7 +334,7 @@ class LevenbergMarquardt:
                     break
                 moved = self.step(problem, state)
                 state, watch = (moved, None) if watch is None else watch.after(moved)
-                record = cast(IterationRecord, state.record)
+                record = replace(cast(IterationRecord, state.record), seconds=perf_counter() - began)
                 history.append(record)
                 state = self._off_saddle(problem, self._if_worth_it(state, history))
                 if callback is not None and callback(record) and state.stop is None:

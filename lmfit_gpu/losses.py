@@ -96,6 +96,12 @@ class Loss:
         """Return c²ρ((f/c)²), of the shape of f: twice the cost of each residual."""
         return self.f_scale**2 * self.rho(self._z(f))[0]
 
+    def influence(self, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ψ = ρ'f and ψ' = ρ' + 2zρ'', the first two derivatives of half the value, each of the shape of f."""
+        z = self._z(f)
+        _, first, second = self.rho(z)
+        return first * f, first + 2 * z * second
+
     def _z(self, f: torch.Tensor) -> torch.Tensor:
         return (f / self.f_scale).clamp(-LARGEST, LARGEST) ** 2
 

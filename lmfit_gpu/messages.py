@@ -11,6 +11,7 @@ from lmfit_gpu.result import Result, Stop
 __all__ = ["derivative_not_finite", "explained", "not_estimated", "on_bounds", "residuals_not_finite"]
 
 NAMES_SHOWN = 6
+GROUPS_SHOWN = 3
 
 
 def explained(stop: Stop, refusal: str, bound: list[str]) -> Stop:
@@ -62,7 +63,9 @@ def not_estimated(result: Result) -> str:
             f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(result.theta)} "
             "parameters; standard errors are NaN"
         )
-    if not (result.has_freedom or result.absolute_sigma):
+    if "no covariance" in result.used:
+        return str(result.used["no covariance"])
+    if not result.has_variance:
         return (
             f"no degrees of freedom: {result.n_residuals} residuals for {result.n_estimated} parameters (rank "
             f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
@@ -71,7 +74,9 @@ def not_estimated(result: Result) -> str:
         return ""
     names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    told = "; ".join(group.text for group in result.unseen[:GROUPS_SHOWN])
     return (
         f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
         f"{result.rank} for {result.n_estimated} parameters; their standard errors are infinite"
+        f"{f'. {told}' if told else ''}"
     )

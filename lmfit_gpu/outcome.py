@@ -1,4 +1,4 @@
-"""From the state in which a fit ends to its result: covariance, rank, and what "auto" options became."""
+"""From the state in which a fit ends to its result: what the data determine, and what "auto" options became."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -6,13 +6,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from lmfit_gpu.linear import MANY_PARAMS
+from lmfit_gpu.linear import MANY_PARAMS, Estimable
 from lmfit_gpu.messages import explained, on_bounds
 from lmfit_gpu.problem import Problem
 from lmfit_gpu.result import IterationRecord, Result, Stop
 from lmfit_gpu.state import State
 
-__all__ = ["result_of"]
+__all__ = ["result_of", "what_is_known"]
 
 
 def result_of(problem: Problem, state: State, history: Sequence[IterationRecord], engine: Mapping[str, Any]) -> Result:
@@ -27,7 +27,6 @@ def result_of(problem: Problem, state: State, history: Sequence[IterationRecord]
     engine : mapping
         Names of solver, backend and damping, for the report.
     """
-    covariance, rank, undetermined = _covariance(problem, state)
     roles = on_bounds(problem, state.theta)
     bound = [f"{problem.names[j]} ({role})" for j, role in roles.items()]
     used: dict[str, Any] = {
@@ -52,23 +51,46 @@ def result_of(problem: Problem, state: State, history: Sequence[IterationRecord]
         n_observed=problem.n_observed,
         history=history,
         used=used,
-        covariance=None if covariance is None else covariance.numpy(),
-        rank=rank,
-        undetermined=undetermined,
         roles=roles,
         penalty=0.0 if penalty is None else 0.5 * float((penalty.residual(state.theta).double() ** 2).sum()),
-        shrinkage=0.0 if penalty is None or covariance is None else penalty.shrinkage(covariance, state.theta.cpu()),
+        **what_is_known(_estimable(problem, state), problem, state.theta),
     )
 
 
-def _covariance(problem: Problem, state: State) -> tuple[torch.Tensor | None, int, np.ndarray]:
-    """Return (JᵀJ)⁻¹, rank and undetermined mask; without a dense matrix None, and full rank taken for granted."""
-    n = problem.n_params
-    if not state.lin.finite:
-        nothing = torch.full((n, n), torch.nan, dtype=torch.float64)
-        return nothing if n <= MANY_PARAMS else None, 0, np.ones(n, dtype=bool)
-    found = state.lin.covariance()
+def what_is_known(found: Estimable | None, problem: Problem, theta: torch.Tensor) -> dict[str, Any]:
+    """Return the entries of a result that say what the data determine.
+
+    Parameters
+    ----------
+    found : Estimable or None
+        None: no dense matrix; full rank is taken for granted.
+    problem : Problem
+    theta : Tensor, shape (n_params,)
+    """
+    n, nobody = problem.n_params, np.zeros(problem.n_params, dtype=bool)
     if found is None:
-        return None, min(n, problem.n_residuals), np.zeros(n, dtype=bool)
-    covariance, rank, undetermined = found
-    return covariance, rank, undetermined.numpy()
+        rank = min(n, problem.n_residuals)
+        empty = {"null": np.zeros((n, 0)), "units": np.ones(n), "condition": float("nan")}
+        return {"factor": None, **empty, "rank": rank, "undetermined": nobody, "held": nobody}
+    penalty = problem.penalty
+    return {
+        "factor": found.factor,
+        "null": found.null,
+        "units": found.units,
+        "condition": found.condition,
+        "rank": found.rank,
+        "undetermined": found.undetermined,
+        "held": found.held,
+        "shrinkage": 0.0 if penalty is None else penalty.shrinkage(found.factor, theta.cpu()),
+    }
+
+
+def _estimable(problem: Problem, state: State) -> Estimable | None:
+    n = problem.n_params
+    if state.lin.finite:
+        return state.lin.estimable()
+    if n > MANY_PARAMS:
+        return None
+    return Estimable(
+        np.full((n, 0), np.nan), np.zeros((n, 0)), np.full(n, np.nan), float("inf"), np.zeros(n, dtype=bool)
+    )

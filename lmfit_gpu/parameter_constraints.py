@@ -21,6 +21,7 @@ from lmfit_gpu.damping import POLICIES
 from lmfit_gpu.jacobian import JACOBIANS
 from lmfit_gpu.linear import SOLVERS
 from lmfit_gpu.losses import LOSSES
+from lmfit_gpu.sandwich import COVARIANCES
 
 __all__ = ["PARAMETER_CONSTRAINTS", "given_arguments"]
 
@@ -100,6 +101,7 @@ PARAMETER_CONSTRAINTS: dict[str, list[Any]] = {
     "loss": [_names(LOSSES), callable],
     "f_scale": [Number(numbers.Real, 0, None, closed="neither")],
     "absolute_sigma": ["boolean"],
+    "covariance": [_names(COVARIANCES)],
     "nan_policy": [_names(["raise", "omit"])],
     "jac": [_names(JACOBIANS), callable],
     "solver": [_names(["auto"], SOLVERS)],

@@ -11,6 +11,7 @@ s²(JᵀJ + A²)⁻¹ is the covariance (MacKay (1992), doi:10.1162/neco.1992.4.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lmfit_gpu.constraints import Constraints
@@ -55,14 +56,13 @@ class Penalty:
         columns[indices, torch.arange(self.size, device=theta.device)] = self.root
         return columns
 
-    def shrinkage(self, covariance: torch.Tensor, theta: torch.Tensor) -> float:
-        """Return how many parameters the penalty determines rather than the data, tr(A C Aᵀ), C = (JᵀJ + A²)⁻¹.
+    def shrinkage(self, factor: np.ndarray, theta: torch.Tensor) -> float:
+        """Return how many parameters the penalty determines rather than the data, ‖A F‖², F Fᵀ = (JᵀJ + A²)⁻¹.
 
-        Those on a bound are held fixed and have NaN in C, undetermined ones infinity: neither counts in the rank.
+        Rows of F are 0 for those on a bound, and undetermined directions are not in it: neither counts in the rank.
         """
-        columns = self.columns(theta).to(covariance)
-        known = torch.nan_to_num(covariance, nan=0.0, posinf=0.0)
-        return float((columns * (known @ columns)).sum())
+        columns = self.columns(theta).double().numpy()
+        return float(((columns.T @ factor) ** 2).sum())
 
 
 def penalty_on(is_weight: Sequence[bool], alpha: float, constraints: Constraints | None) -> Penalty:

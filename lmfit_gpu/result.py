@@ -2,15 +2,17 @@
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
-import torch
+from scipy.special import ndtri, stdtrit
 
-from lmfit_gpu.constraints import Constraints
+from lmfit_gpu.estimability import Unseen, unseen_directions
+from lmfit_gpu.linear.covariance import marked_covariance
 
-__all__ = ["ENDS_OF_TRAINING", "IterationRecord", "Result", "Status", "Stop", "of_all_parameters", "scaled_covariance"]
+__all__ = ["ENDS_OF_TRAINING", "IterationRecord", "Result", "Status", "Stop", "t_quantile"]
 
 SHOWN_PARAMETERS = 60  # of a report
 
@@ -111,6 +113,8 @@ class IterationRecord:
         Inner iterations of the step, with solver="cg".
     held_out_cost : float
         Cost of the rows held out for early stopping, at the best point after the trial; NaN without any.
+    seconds : float
+        Since the fit began; NaN where nobody looked at a clock. Not compared.
     """
 
     n_iter: int
@@ -126,6 +130,7 @@ class IterationRecord:
     predicted_reduction: float = float("nan")
     n_inner: int = 0
     held_out_cost: float = float("nan")
+    seconds: float = field(default=float("nan"), compare=False)
 
 
 @dataclass(frozen=True)
@@ -149,13 +154,23 @@ class Result:
     history : sequence of IterationRecord
     used : dict
         What "auto" options became: jac, solver, backend, damping, devices, chunk_rows, rows.
-    covariance : ndarray, shape (n_params, n_params), or None
-        (JᵀJ)⁻¹ at theta, not scaled; inf on the diagonal for parameters the data do not determine, NaN for those on
-        a bound (held fixed for the others), 0 for fixed ones. None where the solver keeps no dense matrix (dual and
-        cg with more than 1,000 parameters).
+    factor : ndarray, shape (n_params, k), or None
+        F with F Fᵀ = (JᵀJ)⁻¹ on what the data determine, not scaled (:mod:`lmfit_gpu.linear.covariance`); rows of fixed
+        and held parameters are 0. None where the solver keeps no dense matrix (dual and cg with more than 1,000
+        parameters).
+    null : ndarray, shape (n_params, q)
+        Directions of theta that the data do not see.
+    units : ndarray, shape (n_params,)
+        The change of each parameter that moves the residuals by 1; what sizes in `null` are to be held against.
+    condition : float
+        Condition number of J with columns of length 1, on what the data determine.
     rank : int
-        Numerical rank of J; without a covariance the smaller of its sides.
+        Numerical rank of J; without a factor the smaller of its sides.
     undetermined : ndarray of bool, shape (n_params,)
+    held : ndarray of bool, shape (n_params,)
+        Parameters on a bound, kept there for the others, and those tied to them: they have no standard error.
+    sandwich : ndarray, shape (k, k), or None
+        M with covariance F M Mᵀ Fᵀ (:mod:`lmfit_gpu.sandwich`); None: M Mᵀ = s² I.
     n_observed : float
         Residuals counted with their frequencies.
     absolute_sigma : bool
@@ -166,6 +181,11 @@ class Result:
         ½α‖weights‖², the part of the cost that is not of the data.
     shrinkage : float
         Parameters that the penalty determines rather than the data, of the rank.
+    total_sum : float
+        Σ w ((y − ȳ)/σ)², ȳ the weighted mean of each output: what R² is measured by. NaN where the residuals are not
+        prediction minus target.
+    log_sigma : float
+        Σ w ln σ over the residuals; 0 without sigma.
     """
 
     theta: np.ndarray
@@ -178,14 +198,21 @@ class Result:
     n_residuals: int
     history: Sequence[IterationRecord]
     used: dict[str, object]
-    covariance: np.ndarray | None = field(repr=False)
-    rank: int = 0
-    undetermined: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+    factor: np.ndarray | None = field(repr=False)
+    null: np.ndarray = field(repr=False)
+    units: np.ndarray = field(repr=False)
+    condition: float
+    rank: int
+    undetermined: np.ndarray = field(repr=False)
+    held: np.ndarray = field(repr=False)
+    sandwich: np.ndarray | None = field(default=None, repr=False)
     n_observed: float | None = None
     absolute_sigma: bool = False
     roles: dict[int, str] = field(default_factory=dict, repr=False)
     penalty: float = 0.0
     shrinkage: float = 0.0
+    total_sum: float = float("nan")
+    log_sigma: float = 0.0
 
     @property
     def status(self) -> Status:
@@ -266,16 +293,108 @@ class Result:
         return f"<p>{html.escape(self.brief())}</p><table>{table}</table>{f'<p>and {more} more</p>' if more else ''}"
 
     @property
-    def stderr(self) -> np.ndarray:
-        """Standard errors, shape (n_params,): the square root of the diagonal of s²(JᵀJ)⁻¹, s² = 2 cost/dof.
+    def chi_square(self) -> float:
+        """Twice the cost of the data: Σ w (r/σ)² in the plain case."""
+        return max(2 * (self.cost - self.penalty), 0.0)
 
-        With absolute sigma s² = 1. NaN without a covariance.
+    @property
+    def s2(self) -> float:
+        """s² = χ²/dof, the variance of an observation over σ²; 1 with absolute sigma, NaN without freedom."""
+        if self.absolute_sigma:
+            return 1.0
+        return self.chi_square / self.dof if self.has_freedom else float("nan")
+
+    @property
+    def t_dof(self) -> float:
+        """Degrees of freedom of the t distribution of the estimates; inf, a normal one, with absolute sigma."""
+        return float("inf") if self.absolute_sigma and self.sandwich is None else float(self.dof)
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether there is an estimate of the noise, and with a sandwich of its effect."""
+        if self.sandwich is not None:
+            return self.has_freedom and bool(np.isfinite(self.sandwich).all())
+        return self.absolute_sigma or self.has_freedom
+
+    @cached_property
+    def root(self) -> np.ndarray | None:
+        """R with covariance R Rᵀ on what the data determine, shape (n_params, k); NaN without freedom; None as factor.
+
+        The variance of a combination cᵀθ is ‖Rᵀc‖² where c has no part in `null`.
         """
-        scaled = scaled_covariance(self)
-        if scaled is None:
-            return np.array([0.0 if self.roles.get(j) == "fixed" else np.nan for j in range(len(self.theta))])
+        if self.factor is None:
+            return None
+        if self.sandwich is not None:
+            return self.factor @ self.sandwich if self.has_variance else np.full_like(self.factor, np.nan)
+        return self.factor * self.s2**0.5
+
+    @cached_property
+    def covariance(self) -> np.ndarray | None:
+        """Covariance of the parameters, shape (n_params, n_params), or None.
+
+        s²(JᵀJ)⁻¹, s² = χ²/dof (1 with absolute sigma), or the sandwich. inf on the diagonal for parameters that the
+        data do not determine, NaN for those on a bound (held fixed for the others), 0 for fixed ones; infinite
+        throughout without a degree of freedom to estimate s² from.
+        """
+        if self.root is None:
+            return None
+        covariance = marked_covariance(self.root, self.undetermined, self.held)
+        if not self.has_variance:
+            covariance = np.full_like(covariance, np.inf)
+        covariance[self.exact], covariance[:, self.exact] = 0.0, 0.0
+        return covariance
+
+    @property
+    def exact(self) -> np.ndarray:
+        """Mask of the parameters that follow from no fitted one: fixed, or tied to fixed ones, shape (n_params,)."""
+        fixed = np.array([self.roles.get(j) in ("fixed", "tied") for j in range(len(self.theta))])
+        if self.factor is None:
+            return np.array([self.roles.get(j) == "fixed" for j in range(len(self.theta))])
+        return fixed & ~(self.held | self.undetermined | self.factor.any(1) | self.null.any(1))
+
+    @cached_property
+    def stderr(self) -> np.ndarray:
+        """Standard errors, shape (n_params,): square roots of the diagonal of the covariance, marked as it is."""
+        if self.root is None:
+            return np.where(self.exact, 0.0, np.nan)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = (self.root**2).sum(1) ** 0.5 if self.has_variance else np.full(len(self.root), np.inf)
+        known = np.where(self.held & self.has_variance, np.nan, found)
+        return np.where(self.exact, 0.0, np.where(self.undetermined, np.inf, known))
+
+    @property
+    def correlation(self) -> np.ndarray | None:
+        """Correlations of the parameters, shape (n_params, n_params), or None; NaN where there is no variance."""
+        if self.covariance is None:
+            return None
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            found = self.covariance / self.stderr / self.stderr[:, None]
+        return np.clip(np.where(np.isinf(found), np.nan, found), -1.0, 1.0)
+
+    def conf_int(self, level: float = 0.95) -> np.ndarray:
+        r"""Return intervals :math:`\hat\theta_j \pm t\, \mathrm{stderr}_j`, shape (n_params, 2).
+
+        t is the quantile of Student's distribution with :attr:`t_dof` degrees of freedom. Infinite for parameters that
+        the data do not determine, NaN for those on a bound.
+
+        Parameters
+        ----------
+        level : float
+            Between 0 and 1.
+        """
+        half = t_quantile(level, self.t_dof) * self.stderr
         with np.errstate(invalid="ignore"):
-            return np.sqrt(np.diag(scaled))
+            return np.stack((self.theta - half, self.theta + half), axis=1)
+
+    @cached_property
+    def unseen(self) -> tuple[Unseen, ...]:
+        """Directions of the parameters that the data do not determine, by name."""
+        if self.factor is None or not self.null.size:
+            return ()
+        free = np.array([self.roles.get(j) not in ("fixed", "tied") for j in range(len(self.theta))])
+        names = [name for name, is_free in zip(self.names, free, strict=True) if is_free]
+        root = self.root if self.root is not None else self.factor
+        return unseen_directions(names, self.theta[free], self.null[free], self.units[free], root[free])
 
     def _parameter_line(self, j: int) -> str:
         value, error = self.theta[j], self.stderr[j]
@@ -284,69 +403,25 @@ class Result:
         return f"  {self.names[j]:>16} {value:22.15g} {error:12.4g} {relative:>9}  {role}".rstrip()
 
 
-def scaled_covariance(result: Result) -> np.ndarray | None:
-    """Return s²(JᵀJ)⁻¹, s² = 2 cost / dof, or 1 with absolute sigma; None without a covariance.
+def t_quantile(level: float, dof: float) -> float:
+    """Return t with P(|T| ≤ t) = level for Student's distribution; the normal one for infinite dof.
 
-    A penalty is no part of the cost here.
+    Raises
+    ------
+    ValueError
+        If the level is not between 0 and 1.
 
-    Infinite throughout, but for fixed parameters, when no degree of freedom is left to estimate s².
+    Examples
+    --------
+    >>> round(t_quantile(0.95, 10), 4), round(t_quantile(0.95, float("inf")), 4)
+    (2.2281, 1.96)
     """
-    covariance = result.covariance
-    if covariance is None or result.absolute_sigma:
-        return covariance
-    if not result.has_freedom:
-        return np.where(covariance == 0, 0.0, np.inf) if result.roles else np.full_like(covariance, np.inf)
-    with np.errstate(invalid="ignore"):  # inf stays inf, of a perfect fit too
-        return np.where(
-            np.isinf(covariance), covariance, covariance * (2 * (result.cost - result.penalty) / result.dof)
-        )
-
-
-def of_all_parameters(result: Result, constraints: Constraints) -> Result:
-    """Return the result of a fit of the free parameters as one of all, tied ones by the delta method."""
-    theta = torch.from_numpy(result.theta)
-    free = np.flatnonzero(constraints.free)
-    roles = {int(i): "fixed" for i in np.flatnonzero(~constraints.free)} | {t.index: "tied" for t in constraints.ties}
-    roles |= {int(free[j]): role for j, role in result.roles.items()}
-    n = len(constraints.names)
-    undetermined = np.zeros(n, dtype=bool)
-    undetermined[free] = result.undetermined
-    covariance = None
-    if result.covariance is not None:
-        covariance = np.zeros((n, n))
-        covariance[np.ix_(free, free)] = result.covariance
-        if constraints.ties:
-            slopes = constraints.derivative(theta).numpy()
-            covariance, lost = _by_delta_method(result.covariance, slopes)
-            undetermined |= lost
-    return replace(
-        result,
-        theta=constraints.full(theta).numpy(),
-        names=constraints.names,
-        covariance=covariance,
-        undetermined=undetermined,
-        roles=roles,
-    )
-
-
-def _by_delta_method(covariance: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return G C Gᵀ, and which entries depend on a parameter that the data do not determine.
-
-    Those are infinite; what depends on a parameter on a bound (NaN) is NaN.
-    """
-    diagonal = np.diag(covariance)
-    known = np.where(np.isfinite(covariance), covariance, 0.0)
-    steep = ~np.isfinite(slopes) & np.isfinite(diagonal)
-    finite = np.where(np.isfinite(slopes), slopes, 0.0)
-    scaled = finite @ known @ finite.T
-    lost, held = ((slopes != 0) @ part > 0 for part in (np.isinf(diagonal), np.isnan(diagonal)))
-    lost |= steep.any(axis=1)
-    for mask, value in ((held, np.nan), (lost, np.inf)):
-        scaled[mask], scaled[:, mask] = np.nan, np.nan
-        scaled[mask, mask] = value
-    fixed = ~(slopes != 0).any(axis=1)
-    scaled[fixed], scaled[:, fixed] = 0.0, 0.0
-    return scaled, lost
+    if isinstance(level, bool) or not isinstance(level, (int, float, np.integer, np.floating)) or not 0 < level < 1:
+        raise ValueError(f"level: got {level!r}; a number between 0 and 1 is expected, such as 0.95")
+    upper = 0.5 + level / 2
+    if dof == np.inf:
+        return float(ndtri(upper))
+    return float(stdtrit(dof, upper)) if dof > 0 else float("nan")
 
 
 def table_row(record: IterationRecord) -> str:

@@ -34,6 +34,7 @@ __all__ = [
     "chunk_slices",
     "each_tensor",
     "tensors_of",
+    "total_sum",
 ]
 
 LEAST_TARGET = 1e-140  # largest |y| below which squares of residuals vanish in float64, and with them the cost
@@ -98,6 +99,18 @@ def each_tensor(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return tree
 
 
+def total_sum(y: torch.Tensor, weights: "Weights | None") -> float:
+    """Return Σ w ((y − ȳ)/σ)² of targets (n_samples, ...), ȳ the mean of each output with weights w/σ²."""
+    values = y.double().cpu().reshape(len(y), -1)
+    share = torch.ones((), dtype=torch.float64)
+    if weights is not None:
+        frequency, inverse = weights.read(slice(None), values.numel(), values.device, values.dtype)
+        share = (share if frequency is None else frequency) * (1.0 if inverse is None else inverse**2)
+    share = share.expand(values.numel()).reshape(values.shape)
+    mean = (share * values).sum(0) / share.sum(0)
+    return float((share * (values - mean) ** 2).sum())
+
+
 def chunk_slices(n_rows: int, chunk_rows: int) -> list[slice]:
     """Cut ``range(n_rows)`` into consecutive slices of at most `chunk_rows` rows.
 
@@ -138,6 +151,14 @@ class Weights:
             None if part is None else part[rows.to(part.device)] for part in (self.frequency, self.sigma)
         )
         return Weights(frequency, sigma)
+
+    def log_sigma(self, n_values: int) -> float:
+        """Return Σ w ln σ over `n_values` residuals of all rows."""
+        frequency, inverse = self.read(slice(None), n_values, torch.device("cpu"), torch.float64)
+        if inverse is None:
+            return 0.0
+        logarithms = -torch.log(inverse)
+        return float((logarithms if frequency is None else frequency * logarithms).sum())
 
     @staticmethod
     def _spread(

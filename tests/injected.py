@@ -10,6 +10,7 @@ import torch
 from lmfit_gpu.backends import get_backend
 from lmfit_gpu.jacobian import Derivatives
 from lmfit_gpu.linear import linearize
+from lmfit_gpu.linear.covariance import marked_covariance
 from lmfit_gpu.models import TorchFunction
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.rows import ArrayRows
@@ -19,6 +20,12 @@ SOLVERS = ("qr", "cholesky", "dual", "cg")
 # The mark is what conftest.py looks for when a test starts: a machine may not have this one.
 CUPYNUMERIC = pytest.param("cupynumeric", marks=pytest.mark.cupynumeric)
 BACKENDS = ("scipy", "torch", CUPYNUMERIC)
+
+
+def known(lin):
+    """Return (JᵀJ)⁻¹ marked, the rank, and a mask of what is undetermined."""
+    found = lin.estimable()
+    return marked_covariance(found.factor, found.undetermined, found.held), found.rank, found.undetermined
 
 
 def tensor(values, dtype=torch.float64):

@@ -136,7 +136,7 @@ def test_the_file_is_data_alone(tmp_path):
     with safetensors.safe_open(path, framework="pt") as file:
         metadata, names = file.metadata(), set(file.keys())
     assert metadata["format"] == "lmfit_gpu estimator"
-    assert {"theta", "covariance", "undetermined", "constraints.lower", "constraints.upper"} <= names
+    assert {"theta", "factor", "undetermined", "constraints.lower", "constraints.upper"} <= names
 
     def refuse(constant):
         raise AssertionError(constant)

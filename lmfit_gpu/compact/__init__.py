@@ -24,7 +24,7 @@ from lmfit_gpu.compact.curve import Curve, RefusedError, UnusualError
 from lmfit_gpu.compact.linear import MOST_PARAMS, Linear
 from lmfit_gpu.compact.loop import Limits, Loop, Trial
 from lmfit_gpu.damping import TrustRegion
-from lmfit_gpu.linear.covariance import covariance_of_columns
+from lmfit_gpu.linear.covariance import Estimable, estimable_of_columns
 from lmfit_gpu.result import IterationRecord, Result, Status, Stop
 
 __all__ = ["Answer", "Curve", "Limits", "UnusualError", "has_size", "minimize"]
@@ -58,10 +58,10 @@ class Answer:
         """½‖r‖²."""
         return self.lin.point.cost
 
-    def result(self, names: Sequence[str]) -> Result:
-        """Return the :class:`~lmfit_gpu.result.Result` of the fit."""
+    def result(self, names: Sequence[str], known: Estimable | None = None) -> Result:
+        """Return the :class:`~lmfit_gpu.result.Result` of the fit; `known` where J may be deficient."""
         nfev, njev = self.counts
-        n = len(self.theta)
+        known = self.lin.estimable() if known is None else known
         used = {
             "path": "compact",
             "jac": self.lin.how[0],
@@ -83,9 +83,13 @@ class Answer:
             n_residuals=len(self.lin.point.r),
             history=[_record(number, trial) for number, trial in enumerate(self.trials, 1)],
             used=used,
-            covariance=self.covariance,
-            rank=n,
-            undetermined=np.zeros(n, dtype=bool),
+            factor=known.factor,
+            null=known.null,
+            units=known.units,
+            condition=known.condition,
+            rank=known.rank,
+            undetermined=known.undetermined,
+            held=known.held,
         )
 
 
@@ -103,6 +107,7 @@ def _record(number: int, trial: Trial) -> IterationRecord:
         accelerated=trial.corrected,
         jac=lin.how[0],
         predicted_reduction=step.gain,
+        seconds=trial.seconds,
     )
 
 
@@ -158,6 +163,7 @@ def _minimized(loop: Loop, theta: np.ndarray) -> Answer:
 
 def _interrupted(loop: Loop, names: Sequence[str]) -> Result:
     stop = Stop(Status.INTERRUPTED, len(loop.trials), math.inf)
-    covariance, rank, undetermined = covariance_of_columns(loop.lin.triangle, loop.lin.error(loop.curve))
-    answer = Answer(loop.lin, stop, loop.trials, (loop.curve.nfev, loop.njev), covariance.numpy())
-    return dataclasses.replace(answer.result(names), rank=rank, undetermined=undetermined.numpy())
+    known = estimable_of_columns(loop.lin.triangle, loop.lin.error(loop.curve))
+    return Answer(loop.lin, stop, loop.trials, (loop.curve.nfev, loop.njev), known.factor @ known.factor.T).result(
+        names, known
+    )

@@ -18,6 +18,7 @@ from scipy.linalg.lapack import dgeqrf, dgesdd, dpotrs
 from lmfit_gpu.compact.curve import Block, Curve, Point, UnusualError
 from lmfit_gpu.differences import MATTERS, NOISE, ORDER
 from lmfit_gpu.linear.base import EPSILON, RADIUS_WITHIN, SECULAR_ITERATIONS
+from lmfit_gpu.linear.covariance import Estimable
 from lmfit_gpu.termination import TRUSTED_ERROR
 
 __all__ = ["ETA", "MOST_PARAMS", "Linear", "Step"]
@@ -177,6 +178,13 @@ class Linear:
         if info:
             raise UnusualError("no singular value decomposition")
         return s, vt.T / norms[:, None]
+
+    def estimable(self) -> Estimable:
+        """Return what the data determine: everything, J having full rank here."""
+        s, turn = self.unscaled
+        n = len(s)
+        none, units = np.zeros(n, dtype=bool), 1 / np.array(self.norms)
+        return Estimable(turn / s, np.zeros((n, 0)), units, float(s[0] / s[-1]), none)
 
     def covariance(self) -> np.ndarray:
         """Return (JᵀJ)⁻¹, shape (n, n)."""

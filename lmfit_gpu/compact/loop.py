@@ -9,6 +9,7 @@ doi:10.1145/321296.321305). They replace the geodesic correction there: it vanis
 """
 
 import math
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class Trial(NamedTuple):
     gain_ratio: float
     accepted: bool
     corrected: bool
+    seconds: float  # since the start
 
 
 class Loop:
@@ -75,6 +77,7 @@ class Loop:
         self.nearly_exact = NEARLY_EXACT * curve.target_norm
         self.far = max(FAR, limits.ftol)  # a relative gain above which nothing else is small either
         self.refused = False  # whether f raised at a trial
+        self.began = perf_counter()
         self.spare: Block
 
     def run(self, theta: np.ndarray) -> Stop:
@@ -161,7 +164,8 @@ class Loop:
         fall = lin.point.cost - point.cost
         accepted = fall > ACCEPT_RATIO * step.gain  # not for NaN
         self.gain_ratio = fall / step.gain
-        self.trials.append(Trial(lin, step, point.cost, self.gain_ratio, accepted, corrected is not None))
+        spent = perf_counter() - self.began
+        self.trials.append(Trial(lin, step, point.cost, self.gain_ratio, accepted, corrected is not None, spent))
         return self.accept(point, step) if accepted else self.reject(step)
 
     def corrected(self, step: Step) -> np.ndarray | None:

@@ -10,6 +10,7 @@ from lmfit_gpu.linear.base import FullLinearization, Linearization, Step
 from lmfit_gpu.linear.bounded import BoundedLinearization
 from lmfit_gpu.linear.cg import CGLinearization
 from lmfit_gpu.linear.cholesky import CholeskyLinearization
+from lmfit_gpu.linear.covariance import Estimable
 from lmfit_gpu.linear.dual import DualLinearization
 from lmfit_gpu.linear.ghost import GhostLinearization
 from lmfit_gpu.linear.qr import QRLinearization
@@ -22,6 +23,7 @@ __all__ = [
     "CGLinearization",
     "CholeskyLinearization",
     "DualLinearization",
+    "Estimable",
     "FullLinearization",
     "GhostLinearization",
     "Linearization",

@@ -20,6 +20,7 @@ import torch
 
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
+from lmfit_gpu.linear.covariance import Estimable
 from lmfit_gpu.rows import LEAF_ROWS
 
 __all__ = [
@@ -133,8 +134,8 @@ class Linearization(Protocol):
         """Return the condition number of J D⁻¹ on the directions that J resolves."""
         ...
 
-    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:
-        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters.
+    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+        """Return what the data determine of the parameters that are not `held` (a mask, shape (n,)).
 
         None where n is beyond dense matrices and the solver keeps none.
         """
@@ -153,7 +154,7 @@ class FullLinearization(Linearization, Protocol):
         """Return the same reduction with another D; `error` is the relative error of J.
 
         Singular values of the scaled J below `error` count as zero in :meth:`undamped`, :meth:`condition` and
-        :meth:`covariance`: differences leave about 1e-10 where an exact J has a null direction.
+        :meth:`estimable`: differences leave about 1e-10 where an exact J has a null direction.
         """
         ...
 

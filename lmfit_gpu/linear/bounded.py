@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from lmfit_gpu.linear.base import EPSILON, FullLinearization, Step, no_step, secular_step, shortened
+from lmfit_gpu.linear.covariance import Estimable
 
 __all__ = ["BoundedLinearization"]
 
@@ -227,15 +228,7 @@ class BoundedLinearization:
         """Return JᵀJ p, shape (n,)."""
         return self._inner.product(p)
 
-    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:
-        """Return (JᵀJ)⁻¹ with parameters on a bound held fixed (NaN for themselves), its rank, and a mask."""
-        bound = (self._below == 0) | (self._above == 0)
-        face = torch.where(bound, torch.where(self._below == 0, -1, 1), 0)
-        found = self._on(face).covariance()
-        if found is None or not bool(bound.any()):
-            return found
-        covariance, rank, undetermined = found
-        bound = bound.cpu()
-        covariance[bound] = torch.nan
-        covariance[:, bound] = torch.nan
-        return covariance, rank, undetermined & ~bound
+    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+        """Return what the data determine of the parameters, those on a bound held there."""
+        bound = ((self._below == 0) | (self._above == 0)).cpu().numpy()
+        return self._inner.estimable(bound if held is None else bound | held)

@@ -26,7 +26,7 @@ from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import Step, no_step
 from lmfit_gpu.linear.conjugate_gradients import Limits, Solution, conjugate_gradients
-from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, covariance_of_gram
+from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, Estimable, estimable_of_gram
 from lmfit_gpu.linear.products import Reduction, reduce_for_products, stored_bytes
 
 __all__ = ["CGLinearization"]
@@ -198,11 +198,11 @@ class CGLinearization:
         found = self._undamped[1]
         return found if found <= VISIBLE * self._reduction.epsilon**-0.5 else float("inf")
 
-    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:
-        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask; None beyond 1,000 parameters."""
+    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+        """Return what the data determine of the parameters that are not `held`; None beyond 1,000 parameters."""
         if self.scale.numel() > MANY_PARAMS:
             return None
-        return covariance_of_gram(self._reduction.gram().cpu().numpy(), self._error)
+        return estimable_of_gram(self._reduction.gram().cpu().numpy(), self._error, held)
 
 
 @dataclass(frozen=True)

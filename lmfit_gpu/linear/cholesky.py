@@ -19,7 +19,7 @@ import torch
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import EPSILON, Step, no_step, reduce_with, secular_step
-from lmfit_gpu.linear.covariance import RANK_ROUNDING, covariance_of_gram
+from lmfit_gpu.linear.covariance import RANK_ROUNDING, Estimable, estimable_of_gram
 
 __all__ = ["CholeskyLinearization", "condition_from"]
 
@@ -164,10 +164,10 @@ class CholeskyLinearization:
         """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
         return condition_from(self._backend, self._a) if self.finite else float("inf")
 
-    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
+    def estimable(self, held: np.ndarray | None = None) -> Estimable:
+        """Return what the data determine of the parameters, with `held` ones (n,) kept where they are."""
         n = self.scale.numel()
-        return covariance_of_gram(self._gram[:n, :n].cpu().numpy(), self._error)
+        return estimable_of_gram(self._gram[:n, :n].cpu().numpy(), self._error, held)
 
 
 def condition_from(backend: Backend, squared: Any) -> float:

@@ -23,7 +23,7 @@ from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import EPSILON, Step, no_step, secular_step, shortened
 from lmfit_gpu.linear.cholesky import condition_from
-from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, covariance_of_columns
+from lmfit_gpu.linear.covariance import MANY_PARAMS, RANK_ROUNDING, Estimable, estimable_of_columns
 
 __all__ = ["DualLinearization"]
 
@@ -212,8 +212,8 @@ class DualLinearization:
         """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
         return condition_from(self._backend, self._k) if self.finite else float("inf")
 
-    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor] | None:
-        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask; None beyond 1,000 parameters."""
+    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+        """Return what the data determine of the parameters that are not `held`; None beyond 1,000 parameters."""
         if self.scale.numel() > MANY_PARAMS:
             return None
-        return covariance_of_columns(self._columns[:-1].T.double().cpu().numpy(), self._error)
+        return estimable_of_columns(self._columns[:-1].T.double().cpu().numpy(), self._error, held)

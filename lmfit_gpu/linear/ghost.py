@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from lmfit_gpu.backends import Backend
@@ -423,7 +424,7 @@ class GhostLinearization:
         extra = mu - self.least_damping
         return float(((values[-1] + extra) / (kept[0] + extra)) ** 0.5) if len(kept) else math.inf
 
-    def covariance(self) -> None:
+    def estimable(self, held: np.ndarray | None = None) -> None:
         """Return None: n is beyond dense matrices."""
         return
 

@@ -24,7 +24,7 @@ import torch
 from lmfit_gpu.backends import Backend
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.linear.base import EPSILON, Step, reduce_with, secular_step
-from lmfit_gpu.linear.covariance import covariance_of_columns
+from lmfit_gpu.linear.covariance import Estimable, estimable_of_columns
 
 __all__ = ["QRLinearization"]
 
@@ -159,6 +159,6 @@ class QRLinearization:
         kept = s[s > max(self._error, len(s) * EPSILON) * s[0]]
         return float(s[0] / kept[-1]) if len(kept) else float("inf")
 
-    def covariance(self) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Return (JᵀJ)⁻¹ on the estimable directions, its rank, and a mask of the undetermined parameters."""
-        return covariance_of_columns(self._r.cpu().numpy(), self._error)
+    def estimable(self, held: np.ndarray | None = None) -> Estimable:
+        """Return what the data determine of the parameters, with `held` ones (n,) kept where they are."""
+        return estimable_of_columns(self._r.cpu().numpy(), self._error, held)

@@ -80,7 +80,8 @@ class Persistent(BaseEstimator):
         return estimator
 
     def __getstate__(self) -> dict[str, Any]:
-        return packed(self, super().__getstate__())
+        state = {**super().__getstate__(), "_data": None}  # data are no part of a pickle
+        return packed(self, state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(unpacked(self, state))
@@ -93,5 +94,7 @@ class Persistent(BaseEstimator):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Persistent":
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        other.__dict__.update(copy.deepcopy(self.__dict__, memo))  # functions are shared, as Python does
+        state = {**self.__dict__, "_data": None}
+        other.__dict__.update(copy.deepcopy(state, memo))  # functions are shared, as Python does
+        other.__dict__["_data"] = self.__dict__.get("_data")  # and data, which nobody changes
         return other

@@ -1,0 +1,62 @@
+"""What an estimator says of its parameters after a fit, beside their values: intervals, correlations, and more."""
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from lmfit_gpu.result import Result
+
+__all__ = ["Inferring"]
+
+
+class Inferring:
+    """The statistics of a fitted :class:`lmfit_gpu.LMRegressor`."""
+
+    result_: Result
+    _data: Any
+
+    def conf_int(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        r"""Return the interval :math:`\hat\theta \pm t\,\mathrm{stderr}` of every parameter.
+
+        t is the quantile of Student's distribution with ``result_.dof`` degrees of freedom, the normal one with
+        ``absolute_sigma``. It takes the model to be linear over the interval: :meth:`profile_likelihood` does not.
+
+        Parameters
+        ----------
+        level : float
+            Between 0 and 1.
+
+        Returns
+        -------
+        dict of str to (lower, upper)
+            Infinite for parameters that the data do not determine, NaN for those on a bound, the value itself for
+            fixed ones.
+
+        Raises
+        ------
+        ValueError
+            For a level that is not between 0 and 1.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lmfit_gpu import LMRegressor
+        >>> x = np.arange(6.0)
+        >>> y = np.array([1.1, 2.9, 5.2, 6.8, 9.1, 10.9])
+        >>> est = LMRegressor(lambda x, a, b: a + b * x, p0=[0, 1]).fit(x[:, None], y)
+        >>> low, high = est.conf_int()["b"]
+        >>> print(f"{low:.3f} {high:.3f}")
+        1.873 2.058
+        """
+        check_is_fitted(self, "result_")
+        found = self.result_.conf_int(level)
+        return {name: (float(low), float(high)) for name, (low, high) in zip(self.result_.names, found, strict=True)}
+
+    def correlation(self) -> np.ndarray | None:
+        """Return the correlations of the estimates, shape (n_params, n_params), in the order of ``theta_``.
+
+        NaN for parameters without a variance: fixed, on a bound, not determined. None without a covariance.
+        """
+        check_is_fitted(self, "result_")
+        return self.result_.correlation
