@@ -79,7 +79,7 @@ class ConvergenceDisplay:
             One is divided.
         against : {"iteration", "seconds", "both"}
         excess : bool
-            Draw cost − least cost.
+            Draw cost − least cost; rows held out have no place there.
         line_kwargs, rejected_kwargs : dict, optional
             For the lines of cost and damping, and for the marks of refused trials.
 
@@ -277,7 +277,7 @@ def limits_of(values: np.ndarray, logarithmic: bool, floor: float = 0.0) -> tupl
     if logarithmic:
         ends = np.log10(ends)
     if logarithmic and ends[1] - ends[0] < 1:
-        ends = ends.mean() + np.array([-0.5, 0.5])  # a decade: ticks at powers of ten
+        ends = ends.mean() + np.array([-1.0, 1.0])  # ticks at powers of ten
     spread = max(ends[1] - ends[0], 0.0 if logarithmic else 0.05 * abs(ends[1]), np.finfo(float).tiny)
     low, high = ends[0] - (0.06 + floor) * spread, ends[1] + HEADROOM * spread
     return (float(10**low), float(10**high)) if logarithmic else (float(low), float(high))

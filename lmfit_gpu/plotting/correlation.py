@@ -116,14 +116,18 @@ class CorrelationDisplay:
         Raises
         ------
         ValueError
-            If there is no covariance, or all parameters are fixed.
+            If there is no covariance.
         """
         check_axes(ax)
-        correlation = plain_array(estimator.correlation(), "correlation")
+        found = estimator.correlation()
         result: Result = estimator.result_
+        if found is None:
+            raise ValueError(
+                "estimator: its fit keeps no covariance (solver dual or cg with more than 1,000 parameters), so there "
+                "is no correlation to draw"
+            )
+        correlation = plain_array(found, "correlation")
         free = [j for j in range(len(result.names)) if result.roles.get(j) != "fixed"]
-        if not free:
-            raise ValueError("estimator: all its parameters are fixed; there is no correlation to draw")
         names = [result.names[j] for j in free]
         return cls(correlation=correlation[np.ix_(free, free)], names=names).plot(ax, **kwargs)
 

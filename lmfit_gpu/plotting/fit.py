@@ -28,7 +28,7 @@ from lmfit_gpu.plotting.axes import (
     percent,
     plain_array,
 )
-from lmfit_gpu.plotting.fit_data import columns_of, data_of, fine_grid, sigma_between
+from lmfit_gpu.plotting.fit_data import columns_of, data_of, fine_grid, sigma_between, spread_sigma
 
 __all__ = ["FitDisplay"]
 
@@ -316,10 +316,7 @@ class FitDisplay:
                 f"x and y: got shapes {self.x.shape} and {self.y.shape}; (n,) and {('n', *outputs)} are expected"
             )
         if self.sigma is not None:
-            if self.sigma.shape not in {(), self.x.shape, self.y.shape}:
-                raise ValueError(f"sigma: got shape {self.sigma.shape}; {self.x.shape} or {self.y.shape} is expected")
-            spread = self.sigma[:, None] if self.sigma.ndim == 1 and self.y.ndim == 2 else self.sigma
-            self.sigma = np.broadcast_to(spread, self.y.shape)
+            self.sigma = spread_sigma(self.sigma, self.y)
 
     def _draw_data(self, ax: Any, k: int, of: str, style: dict[str, Any]) -> Any:
         assert self.x is not None

@@ -6,7 +6,7 @@ import numpy as np
 
 from lmfit_gpu.plotting.axes import plain_array
 
-__all__ = ["columns_of", "data_of", "fine_grid", "sigma_between"]
+__all__ = ["columns_of", "data_of", "fine_grid", "sigma_between", "spread_sigma"]
 
 DECADES = 100.0  # positive x that span a factor beyond this are drawn evenly on a logarithmic axis too
 
@@ -58,6 +58,8 @@ def data_of(estimator: Any, X: Any, y: Any, sigma: Any) -> dict[str, Any]:
         raise ValueError("sigma: given without X and y; that of the fit is drawn by itself")
     given = None if X is None else _one_column(X)
     if y is not None:
+        if sigma is not None:
+            sigma = spread_sigma(sigma, plain_array(y, "y"))
         return {"range": given, "x": given, "y": y, "sigma": sigma, "x_name": name}
     if kept is None and given is None:
         raise ValueError(
@@ -83,9 +85,17 @@ def _one_column(X: Any) -> np.ndarray:
     return X[:, 0]
 
 
-def sigma_between(grid: np.ndarray, x: np.ndarray, sigma: Any) -> Any:
+def spread_sigma(sigma: Any, y: np.ndarray) -> np.ndarray:
+    """Return sigma in the shape of y: one for all, one a row, or one a value."""
+    sigma = plain_array(sigma, "sigma")
+    if sigma.shape not in {(), y.shape[:1], y.shape}:
+        raise ValueError(f"sigma: got shape {sigma.shape}; {y.shape[:1]} or {y.shape} is expected")
+    return np.broadcast_to(sigma[:, None] if sigma.ndim == 1 and y.ndim == 2 else sigma, y.shape)
+
+
+def sigma_between(grid: np.ndarray, x: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """Return sigma on the grid: linear between the rows, their mean where several share x."""
-    sigma = columns_of(plain_array(sigma, "sigma"))
+    sigma = columns_of(sigma)
     places, which = np.unique(x, return_inverse=True)
     counts = np.bincount(which)
     found = np.column_stack([np.interp(grid, places, np.bincount(which, s) / counts) for s in sigma.T])
