@@ -13,6 +13,7 @@ import torch
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from scipy import stats
+from sklearn.exceptions import NotFittedError
 
 from lmfit_gpu import LMA, LMRegressor, plotting
 from lmfit_gpu.datasets import load_nist
@@ -253,6 +254,12 @@ def test_without_data_it_says_what_to_give():
 def test_the_constructor_of_fit_names_what_is_wrong(options, message):
     with pytest.raises(ValueError, match=message):
         FitDisplay(**({"grid": [1, 2, 3], "prediction": [1, 2, 3]} | options))
+
+
+def test_what_is_not_fitted_is_said_by_scikit_learn():
+    for display in (FitDisplay, ConvergenceDisplay, CorrelationDisplay):
+        with pytest.raises(NotFittedError):
+            display.from_estimator(LMRegressor())
 
 
 # ---- ResidualDisplay
@@ -642,6 +649,16 @@ def test_contours_of_a_linear_model_are_the_ellipses_of_its_covariance():
         np.testing.assert_allclose(edge.get_xdata().max() - CENTRE[0], np.sqrt(threshold * 4), rtol=1e-3)
     assert {text.get_text() for text in display.contours_.labelTexts} == {"68.3 %", "95.5 %"}
     assert (display.ax_.get_xlabel(), display.ax_.get_ylabel()) == ("a", "b")
+
+
+def test_styles_of_contours_and_ellipses():
+    display = ProfileDisplay(profile_map=quadratic_map(), covariance=COVARIANCE).plot(
+        line_kwargs={"lw": 5, "color": "green", "alpha": 0.5}, wald_kwargs={"ls": ":", "color": "red"}
+    )
+    assert display.contours_.get_linewidths() == [5, 5]
+    assert tuple(display.contours_.get_edgecolor()[0]) == to_rgba("green", 0.5)
+    assert {(line.get_linestyle(), line.get_color()) for line in display.wald_lines_} == {(":", "red")}
+    assert display.ax_.get_legend().get_lines()[0].get_color() == "green"
 
 
 def test_traces_run_where_each_parameter_is_best():

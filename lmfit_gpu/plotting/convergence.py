@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from lmfit_gpu.plotting.axes import BLUE, GREEN, ORANGE, VERMILLION, check_axes, merged, one_of, panels
 from lmfit_gpu.result import IterationRecord, Result
@@ -133,6 +134,7 @@ class ConvergenceDisplay:
             As in :meth:`plot`.
         """
         check_axes(ax)
+        check_is_fitted(estimator, "result_")
         return cls.from_result(estimator.result_, ax=ax, **kwargs)
 
     @classmethod

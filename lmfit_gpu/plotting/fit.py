@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 
 from lmfit_gpu.estimator import LMRegressor
 from lmfit_gpu.plotting.axes import (
@@ -228,6 +229,8 @@ class FitDisplay:
         one_of("kind", kind, KINDS)
         if isinstance(n_points, bool) or not isinstance(n_points, (int, np.integer)) or n_points < 2:
             raise ValueError(f"n_points: got {n_points!r}; a whole number >= 2 is expected")
+        if isinstance(estimator, LMRegressor):
+            check_is_fitted(estimator, "result_")
         data = data_of(estimator, X, y, sigma)
         grid = fine_grid(data["range"], int(n_points))
         points: Any = grid[:, None]

@@ -63,7 +63,7 @@ def data_of(estimator: Any, X: Any, y: Any, sigma: Any) -> dict[str, Any]:
         return {"range": given, "x": given, "y": y, "sigma": sigma, "x_name": name}
     if kept is None and given is None:
         raise ValueError(
-            "X: the estimator holds no data (it is not fitted, or was loaded or unpickled); give X and y, "
+            "X: the estimator holds no data (a pickle or a saved file has none); give X and y, "
             "or X for a curve without data"
         )
     if kept is None:

@@ -241,7 +241,7 @@ class ProfileDisplay:
         self.contours_ = draw_regions(ax, found, line)
         from matplotlib.lines import Line2D
 
-        handles = [Line2D([], [], color=BLUE, linewidth=1.6, label="profile")]
+        handles = [Line2D([], [], **{"color": BLUE, "linewidth": 1.6, "label": "profile", **line})]
         if wald and self.covariance is not None and np.isfinite(self.covariance).all():
             limits = ax.get_xlim(), ax.get_ylim()
             style = {"color": GREY, "linewidth": 1.2, "linestyle": (0, (5, 3)), "label": "ellipse (Wald)", **assumed}

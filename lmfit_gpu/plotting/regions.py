@@ -21,16 +21,17 @@ def draw_regions(ax: Any, found: Any, line: dict[str, Any]) -> Any:
     ax : Axes
     found : ProfileMap
     line : dict
-        Keywords of a line: color, linewidth, linestyle, alpha.
+        Keywords of a line; those that contours have.
     """
     by_height = sorted(found.levels.items(), key=lambda pair: pair[1])
     heights = [float(np.sqrt(threshold)) for _, threshold in by_height]
     grid = _finer(*(np.asarray(part, dtype=float) for part in (found.x, found.y, found.zeta2)))
-    colour = line.get("color", BLUE)
+    style = {"color": BLUE, "linewidth": 1.6, **line}
+    colour = style.pop("color")
     for height in heights:
         ax.contourf(*grid, levels=[-1.0, height], colors=[colour], alpha=0.5 / (1 + len(heights)))
-    look = {name + "s": line[name] for name in ("linestyle", "linewidth") if name in line}
-    contours = ax.contour(*grid, levels=heights, **{"colors": [colour], "linewidths": 1.6, **look})
+    contours = ax.contour(*grid, levels=heights, colors=[colour])
+    contours.set(**style)
     texts = {height: percent(level) for height, (level, _) in zip(heights, by_height, strict=True)}
     ax.clabel(contours, fmt=texts, fontsize="small")
     return contours
