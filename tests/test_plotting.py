@@ -194,6 +194,13 @@ def test_predictions_are_drawn_in_the_order_of_x():
     np.testing.assert_array_equal(edges(display.mean_bands_[0])[2], 2 + 2 * np.arange(5.0))
 
 
+def test_rows_without_numbers_are_not_drawn():
+    X = X5.copy()
+    X[0] = np.nan
+    display = drawn(FitDisplay.from_estimator(Line(), X, np.where(np.arange(5) == 1, np.nan, Y5)))
+    assert list(display.lines_[0].get_xdata()[[0, -1]]) == [0, 4]
+
+
 def test_one_place_has_a_curve_about_it():
     display = FitDisplay.from_estimator(Line(np.full((3, 1), 2.0), np.zeros(3)), kind=None)
     assert list(display.lines_[0].get_xdata()[[0, -1]]) == [1, 3]
@@ -225,6 +232,7 @@ def test_styles_go_to_their_artists_by_long_and_short_names(ax):
         ({"X": X5, "y": Y5[:3]}, r"x and y: got shapes \(5,\) and \(3,\)"),
         ({"X": X5, "y": Y5, "sigma": [1, 2]}, r"sigma: got shape \(2,\)"),
         ({"X": X5, "y": Y5 * 1j}, "y: got complex numbers"),
+        ({"X": X5 * np.nan, "y": Y5}, "X: got no finite number"),
     ],
 )
 def test_fit_refuses_bad_arguments_before_it_makes_a_figure(plt, options, message):

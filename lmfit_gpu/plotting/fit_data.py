@@ -22,7 +22,6 @@ def fine_grid(x: np.ndarray, n_points: int) -> np.ndarray:
     Parameters
     ----------
     x : ndarray, shape (n,)
-        Finite.
     n_points : int
         >= 2.
 
@@ -37,7 +36,10 @@ def fine_grid(x: np.ndarray, n_points: int) -> np.ndarray:
     >>> fine_grid(np.array([0.0, 4.0]), 5)
     array([0., 1., 2., 3., 4.])
     """
-    low, high = float(np.min(x)), float(np.max(x))
+    known = x[np.isfinite(x)]
+    if not len(known):
+        raise ValueError("X: got no finite number; a curve needs a range to be drawn over")
+    low, high = float(np.min(known)), float(np.max(known))
     if low == high:  # one place: a curve a little to both sides
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     if not (low > 0 and high > DECADES * low):
