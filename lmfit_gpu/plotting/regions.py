@@ -30,7 +30,7 @@ def draw_regions(ax: Any, found: Any, line: dict[str, Any]) -> Any:
     colour = style.pop("color")
     for height in heights:
         ax.contourf(*grid, levels=[-1.0, height], colors=[colour], alpha=0.5 / (1 + len(heights)))
-    contours = ax.contour(*grid, levels=heights, colors=[colour])
+    contours = ax.contour(*grid, levels=heights, colors=[colour], alpha=style.pop("alpha", None))
     contours.set(**style)
     texts = {height: percent(level) for height, (level, _) in zip(heights, by_height, strict=True)}
     ax.clabel(contours, fmt=texts, fontsize="small")
