@@ -15,7 +15,7 @@ evaluations, correct digits and status of each run, totals, and the totals of sc
 Without --model and --jac this is done in three ways: torch models by autograd, torch models by 3-point
 differences, numpy models by automatic differences.
 
-Exit status 1 if a run has not converged, has fewer than 6 right digits in its parameters or 4 in its
+Exit status 1 if a run has not converged, has fewer than 6 right digits in its parameters or in its
 standard errors (Lanczos1: 2.8, its residuals are rounding), or one way takes more than 1,600 trials.
 """
 

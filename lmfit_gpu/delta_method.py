@@ -33,7 +33,7 @@ def of_all_parameters(result: Result, constraints: Constraints) -> Result:
     slopes = constraints.derivative(theta).numpy()
     finite = np.where(np.isfinite(slopes), slopes, 0.0)
     depends = slopes != 0
-    units = np.linalg.norm(finite * np.nan_to_num(result.units, nan=1.0), axis=1)
+    units = np.linalg.norm(finite * result.units, axis=1)
     units[units == 0] = 1.0
     null = finite @ result.null
     unknown = result.undetermined & ~_in_null(result.null, result.units)  # columns whose squares vanish

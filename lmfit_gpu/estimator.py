@@ -1,6 +1,5 @@
 """The scikit-learn estimator: what a user gives becomes a problem, the engine fits it, attributes hold the answer."""
 
-import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -256,9 +255,7 @@ class LMRegressor(Inferring, Persistent, Regressor):
         with self._features_of_last_fit():
             data = check_data(self, X, y, sample_weight, sigma)
             with share_of_threads():
-                keep = functools.partial(self._keep, data=data)
-                setup, result = run(self, data, keep)
-            keep(setup, result)
+                result = run(self, data, self._keep)
         self._warn(result)
         return self
 
@@ -338,6 +335,8 @@ class LMRegressor(Inferring, Persistent, Regressor):
     def _warn(self, result: Result) -> None:
         if not result.success and result.status not in ENDS_OF_TRAINING:
             warnings.warn(f"the fit has not converged: {result.message}", ConvergenceWarning, stacklevel=4)
+        if has_network(self):  # nobody asks for standard errors of its weights
+            return
         missing = not_estimated(result)
-        if missing and not has_network(self):  # nobody asks for standard errors of its weights
+        if missing:
             warnings.warn(missing, CovarianceWarning, stacklevel=4)

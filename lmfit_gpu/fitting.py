@@ -16,6 +16,7 @@ from lmfit_gpu.early_stopping import EarlyStopping, HeldOut, resolve_early_stopp
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.linear import MANY_PARAMS
 from lmfit_gpu.losses import resolve_loss
+from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.preparation import Data, Setup, has_network, is_module, is_warm, prepare, targets_of
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.progress import followed
@@ -37,7 +38,7 @@ SHORT = 0.01  # of the norm of the residuals: a few trials more
 MUCH_WORK = 1e8  # multiplications of one reduction: some hundredths of a second
 
 
-def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tuple[Setup, Result]:
+def run(options: Any, data: Data, keep: Callable[[Setup, Result, Data], None]) -> Result:
     """Fit.
 
     Parameters
@@ -46,9 +47,9 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
         Checked.
     data : Data
         Checked.
-    keep : callable (setup, result)
-        Called with the best point when the fit is interrupted, or the model or the callback fails, before that error
-        goes on.
+    keep : callable (setup, result, data)
+        Called with the fit and the rows that were fitted; with the best point when the fit is interrupted, or the model
+        or the callback fails, before that error goes on.
 
     Raises
     ------
@@ -60,7 +61,7 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
     if tiny is not None:
         result = _guarded(options, data, tiny.setup, tiny.minimize, keep)
         if result is not None:
-            return tiny.setup, result
+            return result
     damping = damping_policy(options.damping)
     stopping = resolve_early_stopping(options.early_stopping)
     data, held = (data, None) if stopping is None else _split(data, stopping, options.random_state)
@@ -84,7 +85,7 @@ def run(options: Any, data: Data, keep: Callable[[Setup, Result], None]) -> tupl
     held_out = None if stopping is None or held is None else _held_out(options, problem, setup, (held, stopping))
     minimize = functools.partial(_minimized, options, setup, engine, problem, held_out)
     with _threads(options, problem):
-        return setup, cast(Result, _guarded(options, data, setup, minimize, keep))
+        return cast(Result, _guarded(options, data, setup, minimize, keep))
 
 
 def _threads(options: Any, problem: LeastSquaresProblem) -> AbstractContextManager[None]:
@@ -169,12 +170,21 @@ def _minimized(
     if options.covariance == "classical" and (problem.loss is None or options._errors_of_surrogate):
         return result
     theta = torch.from_numpy(result.theta).to(setup.theta)
-    plain = problem_of(options, replace(setup, theta=theta), plain=True)
+    plain = None
     try:
+        plain = problem_of(options, replace(setup, theta=theta), plain=True)
         jacobian = jacobian_at(plain, options.jac, theta)
         return sandwiched(result, plain, jacobian, problem.loss, options.covariance)
+    except CALL_ERRORS as error:
+        reason = f"covariance={options.covariance!r}: the Jacobian at the solution failed: {error}"
+        nothing = np.full((result.rank, result.rank), np.nan)
+        return replace(result, sandwich=nothing, used={**result.used, "no covariance": reason})
+    except BaseException as interrupt:
+        interrupt.result = result  # type: ignore[attr-defined]
+        raise
     finally:
-        plain.close()
+        if plain is not None:
+            plain.close()
 
 
 def _searched(
@@ -207,16 +217,20 @@ def _guarded(
     data: Data,
     setup: Setup,
     minimize: Callable[[], Result | None],
-    keep: Callable[[Setup, Result], None],
+    keep: Callable[[Setup, Result, Data], None],
 ) -> Result | None:
-    """Return what `minimize` returns, told in full; keep the best point when it is interrupted."""
+    """Return what `minimize` returns, told in full, and keep it; keep the best point when it is interrupted."""
     try:
         result = minimize()
     except BaseException as interrupt:
         if hasattr(interrupt, "result"):  # Ctrl-C, or an error of the model or the callback
-            keep(setup, _told(options, data, setup, interrupt.result))
+            keep(setup, _told(options, data, setup, interrupt.result), data)
         raise
-    return None if result is None else _told(options, data, setup, result)
+    if result is None:
+        return None
+    result = _told(options, data, setup, result)
+    keep(setup, result, data)
+    return result
 
 
 def _told(options: Any, data: Data, setup: Setup, result: Result) -> Result:

@@ -12,6 +12,7 @@ __all__ = ["derivative_not_finite", "explained", "not_estimated", "on_bounds", "
 
 NAMES_SHOWN = 6
 GROUPS_SHOWN = 3
+MOST_SORTED = 50  # undetermined parameters: of a network's hundreds nobody reads the combinations
 
 
 def explained(stop: Stop, refusal: str, bound: list[str]) -> Stop:
@@ -74,7 +75,9 @@ def not_estimated(result: Result) -> str:
         return ""
     names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    told = "; ".join(group.text for group in result.unseen[:GROUPS_SHOWN])
+    told = ""
+    if len(names) <= MOST_SORTED:
+        told = "; ".join(group.text for group in result.unseen[:GROUPS_SHOWN])
     return (
         f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
         f"{result.rank} for {result.n_estimated} parameters; their standard errors are infinite"

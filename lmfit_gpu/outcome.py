@@ -91,6 +91,5 @@ def _estimable(problem: Problem, state: State) -> Estimable | None:
         return state.lin.estimable()
     if n > MANY_PARAMS:
         return None
-    return Estimable(
-        np.full((n, 0), np.nan), np.zeros((n, 0)), np.full(n, np.nan), float("inf"), np.zeros(n, dtype=bool)
-    )
+    nothing = np.zeros((n, 0))
+    return Estimable(nothing, nothing, np.ones(n), float("inf"), held=np.ones(n, dtype=bool))  # no error is known

@@ -316,7 +316,7 @@ class Result:
             return self.has_freedom and bool(np.isfinite(self.sandwich).all())
         return self.absolute_sigma or self.has_freedom
 
-    @cached_property
+    @property
     def root(self) -> np.ndarray | None:
         """R with covariance R Rᵀ on what the data determine, shape (n_params, k); NaN without freedom; None as factor.
 
@@ -336,9 +336,10 @@ class Result:
         data do not determine, NaN for those on a bound (held fixed for the others), 0 for fixed ones; infinite
         throughout without a degree of freedom to estimate s² from.
         """
-        if self.root is None:
+        root = self.root
+        if root is None:
             return None
-        covariance = marked_covariance(self.root, self.undetermined, self.held)
+        covariance = marked_covariance(root, self.undetermined, self.held)
         if not self.has_variance:
             covariance = np.full_like(covariance, np.inf)
         covariance[self.exact], covariance[:, self.exact] = 0.0, 0.0
@@ -355,10 +356,11 @@ class Result:
     @cached_property
     def stderr(self) -> np.ndarray:
         """Standard errors, shape (n_params,): square roots of the diagonal of the covariance, marked as it is."""
-        if self.root is None:
+        root = self.root
+        if root is None:
             return np.where(self.exact, 0.0, np.nan)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = (self.root**2).sum(1) ** 0.5 if self.has_variance else np.full(len(self.root), np.inf)
+            found = (root**2).sum(1) ** 0.5 if self.has_variance else np.full(len(root), np.inf)
         known = np.where(self.held & self.has_variance, np.nan, found)
         return np.where(self.exact, 0.0, np.where(self.undetermined, np.inf, known))
 
@@ -389,11 +391,11 @@ class Result:
     @cached_property
     def unseen(self) -> tuple[Unseen, ...]:
         """Directions of the parameters that the data do not determine, by name."""
-        if self.factor is None or not self.null.size:
+        root = self.root
+        if root is None or not self.null.size:
             return ()
         free = np.array([self.roles.get(j) not in ("fixed", "tied") for j in range(len(self.theta))])
         names = [name for name, is_free in zip(self.names, free, strict=True) if is_free]
-        root = self.root if self.root is not None else self.factor
         return unseen_directions(names, self.theta[free], self.null[free], self.units[free], root[free])
 
     def _parameter_line(self, j: int) -> str:

@@ -98,19 +98,22 @@ def sandwiched(result: Result, plain: LeastSquaresProblem, jacobian: Jacobian, l
     sums = _summed(jacobian, known.factor, loss, kind)
     size = float(result.n_residuals if result.n_observed is None else result.n_observed)
     reason, middle = "", np.full((result.rank, result.rank), np.nan)
-    if sums.full_leverage is not None and kind in ("HC2", "HC3"):
+    if not result.has_freedom:  # said elsewhere
+        pass
+    elif sums.full_leverage is not None and kind in ("HC2", "HC3"):
         reason = (
             f"covariance={kind!r}: residual {sums.full_leverage} alone determines a parameter (leverage 1) and says "
             "nothing of its own noise; 'HC1' or 'classical' do without"
         )
-    elif result.has_freedom:
+    else:
         found = sums.classical(size, result.dof) if kind == "classical" else sums.sandwich(size, result.dof, kind)
         if found is None:
             reason = f"covariance={kind!r}: the loss is concave on average at the minimum; bootstrap the errors"
         else:
             middle = found
     used = {**result.used, "covariance": kind} | ({"no covariance": reason} if reason else {})
-    return replace(result, sandwich=middle, used=used)
+    nfev, njev = result.nfev + jacobian.nfev, result.njev + 1
+    return replace(result, sandwich=middle, used=used, nfev=nfev, njev=njev)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ __all__ = ["MAPPED", "OWN", "REFUSED", "FactorRegion", "fit_options"]
 
 OWN = frozenset(
     """solver backend devices dtype chunk_rows damping ftol xtol gtol max_iter random_state callback fixed tied loss
-    f_scale verbose""".split()
+    f_scale covariance verbose""".split()
 )
 MAPPED = frozenset("maxfev max_nfev x_scale diag factor tr_solver col_deriv".split())
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # keyword: (values that ask for nothing, what to use)

@@ -114,11 +114,10 @@ def solution_of(estimator: Any, X: Any = None, y: Any = None, sample_weight: Any
 
 def _check_same(solution: Solution) -> None:
     result, problem = solution.result, solution.problem
-    held_out = "held out" in result.used
     cost = problem.cost(solution.theta)
     slack = SAME_COST[problem.dtype] * abs(result.cost) + EXACT[problem.dtype] * problem.target_norm**2
     if problem.n_residuals != result.n_residuals or not abs(cost - result.cost) <= slack:
-        hint = "; rows were held out for early stopping, give those that were fitted" if held_out else ""
+        hint = "; some were held out for early stopping" if "held out" in result.used else ""
         raise ValueError(
             f"X, y: not the data, or not the options, of the fit: {problem.n_residuals} residuals with a cost of "
             f"{cost:.6g}, it had {result.n_residuals} and {result.cost:.6g}{hint}"

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 PARAM_DIGITS = 6.0
-STDERR_DIGITS = 4.0
+STDERR_DIGITS = 6.0
 # The residuals of Lanczos1 are the rounding of y to the 14 digits that NIST prints. Its standard errors are
 # proportional to their size, of which float64 keeps three digits at the very solution (test_datasets.py).
 STDERR_DIGITS_OF = {"Lanczos1": 2.8}

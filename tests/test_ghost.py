@@ -168,7 +168,7 @@ def test_gradient_products_and_norms(alphas):
     close(lin.column_norms, np.repeat(norms, SIZES))
     close(lin.scale, case.D)
     assert lin.finite
-    assert lin.covariance() is None
+    assert lin.estimable() is None
 
 
 @pytest.mark.parametrize("damping", DAMPINGS)

@@ -26,7 +26,7 @@ def test_a_run_has_the_digits_of_the_certified_answer(way, start):
     run = fit_run(load_nist("DanWood"), start, way)
     assert (run.problem, run.start, run.reasons) == ("DanWood", start, [])
     assert run.param_digits >= 6
-    assert run.stderr_digits >= 4
+    assert run.stderr_digits >= 6
     assert 0 < run.njev <= run.n_iter + 2 <= run.nfev  # differences add one linearisation to confirm the stop
 
 
@@ -43,7 +43,7 @@ def test_digits_are_those_of_the_worst_parameter():
     [
         ({"param_digits": 5.9}, "parameters have 5.9 digits, 6 expected"),
         ({"param_digits": float("nan")}, "parameters have nan digits"),
-        ({"stderr_digits": 3.9}, "standard errors have 3.9 digits, 4 expected"),
+        ({"stderr_digits": 5.9}, "standard errors have 5.9 digits, 6 expected"),
         ({"status": Status.MAX_ITER}, "not converged (MAX_ITER)"),
         ({"problem": "Lanczos1", "stderr_digits": 2.7}, "standard errors have 2.7 digits, 2.8 expected"),
     ],
@@ -55,7 +55,7 @@ def test_what_falls_short_is_named(change, reason):
 
 
 def test_what_is_good_enough_does_not_fall_short():
-    edge = replace(GOOD, param_digits=6.0, stderr_digits=4.0)
+    edge = replace(GOOD, param_digits=6.0, stderr_digits=6.0)
     assert shortfalls([GOOD, edge, replace(GOOD, problem="Lanczos1", stderr_digits=2.8)]) == []
 
 
@@ -148,7 +148,7 @@ def test_the_command_runs_as_a_module():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [*WAYS, Way("qr on torch", solver="qr", backend="torch")], ids=lambda way: way.name)
 def test_all_54_runs_are_right(way):
     runs = validate.fit_all(way)
     assert len(runs) == 54

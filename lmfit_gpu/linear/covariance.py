@@ -42,8 +42,7 @@ class Estimable:
     null : ndarray, shape (n, n - k - held)
         N⁻¹V₀: directions that J does not see. Orthonormal over `units`.
     units : ndarray, shape (n,)
-        1/N: the change of each parameter alone that moves the residuals by 1; 1 where J does not depend on it, NaN
-        where J is not finite.
+        1/N: the change of each parameter alone that moves the residuals by 1; 1 where J does not depend on it.
     condition : float
         s_max/s_min of the singular values that count.
     held : ndarray of bool, shape (n,)
@@ -65,7 +64,7 @@ class Estimable:
     def undetermined(self) -> np.ndarray:
         """Mask of the parameters that take part in a null direction, shape (n,)."""
         with np.errstate(over="ignore"):  # of columns below 1e-150: nothing is known of their parameters
-            unknown = ~np.isfinite((self.factor**2).sum(1)) | ~np.isfinite(self.units)
+            unknown = ~np.isfinite((self.factor**2).sum(1))
         return (np.linalg.norm(self.null / self.units[:, None], axis=1) > UNDETERMINED) | unknown
 
 
