@@ -551,6 +551,14 @@ def test_what_has_no_correlation_is_grey():
     assert max(dark[:3]) < 0.5 and display.text_[0, 2].get_color() == "w"
 
 
+@pytest.mark.parametrize("n", [2, 8, 13])
+def test_names_are_within_the_figure(n):
+    display = drawn(CorrelationDisplay(correlation=np.eye(n), names=[f"width {j}" for j in range(n)]).plot())
+    box, page = display.ax_.get_tightbbox(), display.figure_.bbox
+    assert box.x0 > 0 and box.y0 > 0 and box.y1 < page.y1
+    assert display.colorbar_.ax.get_tightbbox().x1 < page.x1
+
+
 @pytest.mark.parametrize("n", [13, 41])
 def test_many_parameters_have_no_numbers_and_at_last_no_names(n):
     display = CorrelationDisplay(correlation=np.eye(n), names=[f"p{j}" for j in range(n)]).plot(colorbar=False)

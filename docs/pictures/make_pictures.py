@@ -53,7 +53,7 @@ def profile_map():
 
 
 def correlation():
-    return CorrelationDisplay.from_estimator(fitted("Thurber"))
+    return CorrelationDisplay.from_estimator(fitted("Gauss1"))
 
 
 PICTURES = (fit_bands, residuals, convergence, profile, profile_map, correlation)

@@ -67,7 +67,7 @@ def check_axes(ax: Any) -> None:
             raise TypeError(f"ax: got {type(part).__name__}; a matplotlib Axes, an array of them, or None is expected")
 
 
-def panels(ax: Any, n: int, n_columns: int, size: tuple[float, float]) -> np.ndarray:
+def panels(ax: Any, n: int, n_columns: int, size: tuple[float, float], layout: str = "constrained") -> np.ndarray:
     """Return `n` axes to draw on, shape (n,), row by row.
 
     Parameters
@@ -77,6 +77,8 @@ def panels(ax: Any, n: int, n_columns: int, size: tuple[float, float]) -> np.nda
     n, n_columns : int
     size : tuple of float
         Width and height of one panel of a new figure, in inches.
+    layout : {"constrained", "compressed"}
+        Of a new figure: the latter for axes of equal units.
 
     Raises
     ------
@@ -90,7 +92,7 @@ def panels(ax: Any, n: int, n_columns: int, size: tuple[float, float]) -> np.nda
     shape = (-(-n // n_columns), n_columns)
     if ax is None:
         inches = (size[0] * shape[1], size[1] * shape[0])
-        figure, cells = pyplot().subplots(*shape, squeeze=False, figsize=inches, layout="constrained")
+        figure, cells = pyplot().subplots(*shape, squeeze=False, figsize=inches, layout=layout)
         for cell in cells.flat[n:]:
             figure.delaxes(cell)
         return cells.ravel()[:n]
@@ -119,7 +121,7 @@ def merged(defaults: Mapping[str, Any], given: Any, artist: str, name: str) -> d
         By their full names.
     given : mapping or None
     artist : str
-        Class that knows the short names, in :mod:`matplotlib.lines`, ``.collections`` or ``.text``.
+        "line" or "fill": whose short names they are.
     name : str
         Of the argument.
     """

@@ -82,7 +82,7 @@ class CorrelationDisplay:
                 raise TypeError(f"{name}: got {type(given).__name__}; a dict of matplotlib's keywords is expected")
         n = len(self.names)
         side = min(max(0.55 * n, 2.4), 7.0)
-        ax = panels(ax, 1, 1, (side + 1.6, side + 0.6))[0]
+        ax = panels(ax, 1, 1, (side + 1.6, side + 0.6), layout="compressed")[0]
         import matplotlib as mpl
 
         colours = mpl.colormaps["RdBu_r"].with_extremes(bad="0.82")
@@ -156,7 +156,10 @@ class CorrelationDisplay:
             for label in ax.get_xticklabels():
                 label.set_rotation_mode("anchor")
         ax.set_yticks(range(n), self.names, **small)
-        ax.tick_params(length=0)
+        ax.set_xticks(np.arange(n - 1) + 0.5, minor=True)  # white lines between the cells
+        ax.set_yticks(np.arange(n - 1) + 0.5, minor=True)
+        ax.grid(which="minor", color="w", linewidth=1.0)
+        ax.tick_params(which="both", length=0)
 
 
 def written(value: float) -> str:
