@@ -13,8 +13,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from lmfit_gpu.arguments import check_data, check_features, check_options
+from lmfit_gpu.bands import KINDS, PredictionInterval, noise_of, quantile, standard_errors
 from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.fitting import run
+from lmfit_gpu.function_space import FunctionSpace, function_space
 from lmfit_gpu.inferring import Inferring
 from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
@@ -22,7 +24,8 @@ from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Data, Setup, has_network
 from lmfit_gpu.protocol import Regressor
-from lmfit_gpu.result import ENDS_OF_TRAINING, Result
+from lmfit_gpu.result import ENDS_OF_TRAINING, Result, t_quantile
+from lmfit_gpu.solution import solution_of
 from lmfit_gpu.threads import share_of_threads
 
 __all__ = ["LMRegressor"]
@@ -149,6 +152,7 @@ class LMRegressor(Inferring, Persistent, Regressor):
     {'a': 3.0, 'b': 0.8, 'c': 0.5}
     """
 
+    _space: FunctionSpace | None = None  # where there is no covariance, what bands are made of
     _errors_of_surrogate = False  # curve_fit's: those of J̃ under a loss, as SciPy has them
 
     def __init__(  # noqa: PLR0913
@@ -260,22 +264,99 @@ class LMRegressor(Inferring, Persistent, Regressor):
         return self
 
     @available_if(_can_predict)
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Any, return_std: bool = False) -> Any:
         """Predict targets.
 
         Parameters
         ----------
         X : array_like or Tensor, shape (n_samples, n_features)
+        return_std : bool, default False
+            Also return the standard error of each prediction, that of the mean (:mod:`lmfit_gpu.bands`).
 
         Returns
         -------
-        ndarray or Tensor, float64, in the shape of y at fit: (n,), (n, 1) or (n, n_outputs)
+        prediction : ndarray or Tensor, float64, in the shape of y at fit: (n,), (n, 1) or (n, n_outputs)
             A tensor for a tensor X.
+        std : the same, with `return_std`
+            Infinite, with a warning, where a prediction depends on what the data do not determine.
+
+        Raises
+        ------
+        ValueError
+            With `return_std`, if the solver kept no covariance.
         """
         check_is_fitted(self, "result_")
         X = check_features(self, X, reset=False)
         prediction = predicted(self._setup, self.theta_, X, self.result_.used["chunk_rows"])
-        return prediction if isinstance(X, torch.Tensor) else prediction.cpu().numpy()
+        found = (prediction, self._prediction_errors(X)[1]) if return_std else (prediction,)
+        given = tuple(part if isinstance(X, torch.Tensor) else part.cpu().numpy() for part in found)
+        return given if return_std else given[0]
+
+    @available_if(_can_predict)
+    def prediction_interval(
+        self, X: Any, level: float = 0.95, kind: str = "mean", *, simultaneous: bool = False, sigma: Any = None
+    ) -> PredictionInterval:
+        """Return predictions with intervals of the mean, or of a new observation.
+
+        Parameters
+        ----------
+        X : array_like or Tensor, shape (n_samples, n_features)
+        level : float
+            Between 0 and 1.
+        kind : {"mean", "observation"}
+            What the interval is of: the curve, or a new measurement with its noise.
+        simultaneous : bool
+            The band of the mean holds for all x at once (Scheffé), and is wider.
+        sigma : float or array_like, shape (n_samples,) or that of y, optional
+            With kind="observation": standard deviations of the new observations, in the meaning of those given to fit.
+            Default: that of the fit, if it was the same for every row.
+
+        Returns
+        -------
+        PredictionInterval
+            (prediction, lower, upper), each in the shape of y at fit.
+
+        Raises
+        ------
+        ValueError
+            For other kinds and levels; where the noise of an observation is not known.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lmfit_gpu import LMRegressor
+        >>> x = np.arange(6.0)
+        >>> y = np.array([1.1, 2.9, 5.2, 6.8, 9.1, 10.9])
+        >>> est = LMRegressor(lambda x, a, b: a + b * x, p0=[0, 1]).fit(x[:, None], y)
+        >>> band = est.prediction_interval([[2.5]])
+        >>> print(f"{band.lower[0]:.3f} {band.prediction[0]:.3f} {band.upper[0]:.3f}")
+        5.842 6.000 6.158
+        """
+        check_is_fitted(self, "result_")
+        if kind not in KINDS:
+            raise ValueError(f"kind: got {kind!r}; 'mean' or 'observation' is expected")
+        if simultaneous and kind != "mean":
+            raise ValueError("simultaneous: a band for all x at once is one of the mean; leave it out, or kind='mean'")
+        if sigma is not None and kind != "observation":
+            raise ValueError("sigma: the noise of new observations goes with kind='observation'")
+        t_quantile(level, 1.0)  # checks the level before any work
+        X = check_features(self, X, reset=False)
+        result, errors = self._prediction_errors(X)
+        prediction = predicted(self._setup, self.theta_, X, self.result_.used["chunk_rows"])
+        if kind == "observation":
+            noise = torch.from_numpy(noise_of(result, sigma, tuple(prediction.shape))).to(prediction)
+            errors = torch.hypot(errors, noise.expand(prediction.shape))
+        half = quantile(result, level, simultaneous) * errors
+        found = PredictionInterval(prediction, prediction - half, prediction + half)
+        return found if isinstance(X, torch.Tensor) else PredictionInterval(*(part.cpu().numpy() for part in found))
+
+    def _prediction_errors(self, X: Any) -> tuple[Result, torch.Tensor]:
+        """Return the result with the degrees of freedom, and standard errors of the mean at rows of X."""
+        if self.result_.factor is not None:
+            return self.result_, standard_errors(self._setup, self.result_, X, self)
+        if self._space is None:
+            self._space = function_space(solution_of(self))
+        return self._space.result, self._space.standard_errors(self, X)
 
     @available_if(_can_predict)
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -318,6 +399,7 @@ class LMRegressor(Inferring, Persistent, Regressor):
     def _keep(self, setup: Setup, result: Result, data: Data | None = None) -> None:
         """Set all fitted attributes: the only place that does."""
         self._data = data  # references, for profiles and pictures; not in a pickle or a file
+        self._space = None
         self.result_ = result
         self.theta_ = result.theta
         self.covariance_ = result.covariance

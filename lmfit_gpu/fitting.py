@@ -250,5 +250,8 @@ def _told(options: Any, data: Data, setup: Setup, result: Result) -> Result:
         sums = {"total_sum": total_sum(y, weights)}
     if weights is not None:
         sums["log_sigma"] = weights.log_sigma(result.n_residuals)
+        if weights.sigma is not None:
+            low, high = (float(end) for end in torch.aminmax(weights.sigma))
+            sums["common_sigma"] = low if low == high else float("nan")
     result = replace(result, absolute_sigma=bool(options.absolute_sigma), used=used, **sums)
     return result if setup.constraints is None else of_all_parameters(result, setup.constraints)

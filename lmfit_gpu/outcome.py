@@ -12,7 +12,9 @@ from lmfit_gpu.problem import Problem
 from lmfit_gpu.result import IterationRecord, Result, Stop
 from lmfit_gpu.state import State
 
-__all__ = ["result_of", "what_is_known"]
+__all__ = ["arithmetic_error", "result_of", "what_is_known"]
+
+ROUNDINGS = 10  # of one entry of J, in float32: singular values below 1e-6 are not seen
 
 
 def result_of(problem: Problem, state: State, history: Sequence[IterationRecord], engine: Mapping[str, Any]) -> Result:
@@ -85,10 +87,15 @@ def what_is_known(found: Estimable | None, problem: Problem, theta: torch.Tensor
     }
 
 
+def arithmetic_error(dtype: torch.dtype) -> float:
+    """Return the relative error of the columns of a J that is computed in a dtype; 0 in float64, as solvers know it."""
+    return 0.0 if dtype == torch.float64 else ROUNDINGS * torch.finfo(dtype).eps
+
+
 def _estimable(problem: Problem, state: State) -> Estimable | None:
     n = problem.n_params
     if state.lin.finite:
-        return state.lin.estimable()
+        return state.lin.estimable(error=arithmetic_error(problem.dtype))
     if n > MANY_PARAMS:
         return None
     nothing = np.zeros((n, 0))

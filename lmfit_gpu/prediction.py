@@ -13,7 +13,7 @@ from lmfit_gpu.preparation import Setup
 from lmfit_gpu.rows import as_tensor, chunk_slices
 from lmfit_gpu.threads import share_of_threads
 
-__all__ = ["predicted"]
+__all__ = ["named_shape", "predicted"]
 
 
 @share_of_threads()
@@ -46,7 +46,7 @@ def predicted(setup: Setup, theta: np.ndarray, X: Any, chunk_rows: Any) -> torch
         return predictor(parameters, x, None)
 
     whole = chunk_rows is None or setup.predicts_whole
-    with torch.no_grad(), _named_shape(setup, X):
+    with torch.no_grad(), named_shape(setup, X):
         parts = [
             _shaped(values(x), len(x), setup.y_shape)
             for part in chunk_slices(rows.n_samples, max(rows.n_samples, 1) if whole else chunk_rows)
@@ -56,7 +56,7 @@ def predicted(setup: Setup, theta: np.ndarray, X: Any, chunk_rows: Any) -> torch
 
 
 @contextmanager
-def _named_shape(setup: Setup, X: Any) -> Iterator[None]:
+def named_shape(setup: Setup, X: Any) -> Iterator[None]:
     """Say which shape X has and which it had at fit, where a module fails on another."""
     try:
         yield

@@ -186,6 +186,8 @@ class Result:
         prediction minus target.
     log_sigma : float
         Σ w ln σ over the residuals; 0 without sigma.
+    common_sigma : float
+        The standard deviation of every observation that the fit was given; 1 without any, NaN where they differ.
     """
 
     theta: np.ndarray
@@ -213,6 +215,7 @@ class Result:
     shrinkage: float = 0.0
     total_sum: float = float("nan")
     log_sigma: float = 0.0
+    common_sigma: float = 1.0
 
     @property
     def status(self) -> Status:

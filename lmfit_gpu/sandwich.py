@@ -38,7 +38,7 @@ from lmfit_gpu.backends import get_backend
 from lmfit_gpu.jacobian import Derivatives, Jacobian
 from lmfit_gpu.linear import MANY_PARAMS, Estimable, linearize
 from lmfit_gpu.losses import Loss
-from lmfit_gpu.outcome import what_is_known
+from lmfit_gpu.outcome import arithmetic_error, what_is_known
 from lmfit_gpu.problem import Block, LeastSquaresProblem
 from lmfit_gpu.result import Result
 
@@ -74,7 +74,7 @@ def _estimable_at(jacobian: Jacobian, held: np.ndarray) -> Estimable:
     solver = "qr" if problem.n_params <= MANY_PARAMS else "cholesky"
     lin = linearize(jacobian, solver, get_backend("scipy", torch.device("cpu")))
     norms = problem.target_norm + lin.residual_norm
-    error = jacobian.derivatives.relative_error(lin.column_norms, norms)
+    error = max(jacobian.derivatives.relative_error(lin.column_norms, norms), arithmetic_error(problem.dtype))
     return lin.with_scale(lin.scale, error).estimable(held)  # type: ignore[return-value]
 
 

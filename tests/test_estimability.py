@@ -176,3 +176,26 @@ def test_groups_and_combinations_of_any_null_space(space):
             )
             assert value == pytest.approx(c @ theta[at])
             assert stderr == pytest.approx(np.linalg.norm(in_units), rel=1e-3)
+
+
+def test_float32_does_not_see_what_float64_does():
+    """Two columns of J that differ by 1e-7 of their length are one in float32; a finite error bar would be rounding."""
+
+    class Twins(torch.nn.Module):
+        def __init__(self, dtype):
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.tensor(1.0, dtype=dtype))
+            self.b = torch.nn.Parameter(torch.tensor(1.0, dtype=dtype))
+
+        def forward(self, x):
+            return self.a * torch.exp(-x[:, 0]) + self.b * torch.exp(-1.0000002 * x[:, 0])
+
+    with warnings.catch_warnings(record=True) as said:  # float32 may stop short of what it could see
+        warnings.simplefilter("always")
+        est = LMRegressor(Twins(torch.float32)).fit(X.astype(np.float32), Y.astype(np.float32))
+    assert any("a and b: only a + b is determined" in str(warning.message) for warning in said)
+    assert np.isinf(est.stderr_).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CovarianceWarning)
+        est = LMRegressor(Twins(torch.float64)).fit(X, Y)
+    assert np.isfinite(est.stderr_).all()

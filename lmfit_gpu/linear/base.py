@@ -134,9 +134,10 @@ class Linearization(Protocol):
         """Return the condition number of J D⁻¹ on the directions that J resolves."""
         ...
 
-    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+    def estimable(self, held: np.ndarray | None = None, error: float = 0.0) -> Estimable | None:
         """Return what the data determine of the parameters that are not `held` (a mask, shape (n,)).
 
+        `error` is the relative error of J, where it is more than :meth:`FullLinearization.with_scale` was told.
         None where n is beyond dense matrices and the solver keeps none.
         """
         ...

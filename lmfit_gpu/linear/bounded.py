@@ -228,7 +228,7 @@ class BoundedLinearization:
         """Return JᵀJ p, shape (n,)."""
         return self._inner.product(p)
 
-    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+    def estimable(self, held: np.ndarray | None = None, error: float = 0.0) -> Estimable | None:
         """Return what the data determine of the parameters, those on a bound held there."""
         bound = ((self._below == 0) | (self._above == 0)).cpu().numpy()
-        return self._inner.estimable(bound if held is None else bound | held)
+        return self._inner.estimable(bound if held is None else bound | held, error)

@@ -198,11 +198,11 @@ class CGLinearization:
         found = self._undamped[1]
         return found if found <= VISIBLE * self._reduction.epsilon**-0.5 else float("inf")
 
-    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+    def estimable(self, held: np.ndarray | None = None, error: float = 0.0) -> Estimable | None:
         """Return what the data determine of the parameters that are not `held`; None beyond 1,000 parameters."""
         if self.scale.numel() > MANY_PARAMS:
             return None
-        return estimable_of_gram(self._reduction.gram().cpu().numpy(), self._error, held)
+        return estimable_of_gram(self._reduction.gram().cpu().numpy(), max(self._error, error), held)
 
 
 @dataclass(frozen=True)

@@ -164,10 +164,10 @@ class CholeskyLinearization:
         """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
         return condition_from(self._backend, self._a) if self.finite else float("inf")
 
-    def estimable(self, held: np.ndarray | None = None) -> Estimable:
+    def estimable(self, held: np.ndarray | None = None, error: float = 0.0) -> Estimable:
         """Return what the data determine of the parameters, with `held` ones (n,) kept where they are."""
         n = self.scale.numel()
-        return estimable_of_gram(self._gram[:n, :n].cpu().numpy(), self._error, held)
+        return estimable_of_gram(self._gram[:n, :n].cpu().numpy(), max(self._error, error), held)
 
 
 def condition_from(backend: Backend, squared: Any) -> float:

@@ -212,8 +212,8 @@ class DualLinearization:
         """Return the condition number of J D⁻¹ on the directions that are not zero to rounding."""
         return condition_from(self._backend, self._k) if self.finite else float("inf")
 
-    def estimable(self, held: np.ndarray | None = None) -> Estimable | None:
+    def estimable(self, held: np.ndarray | None = None, error: float = 0.0) -> Estimable | None:
         """Return what the data determine of the parameters that are not `held`; None beyond 1,000 parameters."""
         if self.scale.numel() > MANY_PARAMS:
             return None
-        return estimable_of_columns(self._columns[:-1].T.double().cpu().numpy(), self._error, held)
+        return estimable_of_columns(self._columns[:-1].T.double().cpu().numpy(), max(self._error, error), held)

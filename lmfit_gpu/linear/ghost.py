@@ -424,7 +424,7 @@ class GhostLinearization:
         extra = mu - self.least_damping
         return float(((values[-1] + extra) / (kept[0] + extra)) ** 0.5) if len(kept) else math.inf
 
-    def estimable(self, held: np.ndarray | None = None) -> None:
+    def estimable(self, held: np.ndarray | None = None, error: float = 0.0) -> None:
         """Return None: n is beyond dense matrices."""
         return
 

@@ -159,6 +159,6 @@ class QRLinearization:
         kept = s[s > max(self._error, len(s) * EPSILON) * s[0]]
         return float(s[0] / kept[-1]) if len(kept) else float("inf")
 
-    def estimable(self, held: np.ndarray | None = None) -> Estimable:
+    def estimable(self, held: np.ndarray | None = None, error: float = 0.0) -> Estimable:
         """Return what the data determine of the parameters, with `held` ones (n,) kept where they are."""
-        return estimable_of_columns(self._r.cpu().numpy(), self._error, held)
+        return estimable_of_columns(self._r.cpu().numpy(), max(self._error, error), held)

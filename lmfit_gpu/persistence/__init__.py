@@ -26,6 +26,9 @@ __all__ = ["Persistent"]
 Kind = TypeVar("Kind", bound="Persistent")
 
 
+NO_DATA = {"_data": None, "_space": None}  # attributes that hold rows of the fit
+
+
 class Persistent(BaseEstimator):
     """What makes an estimator picklable, copyable, and able to be saved."""
 
@@ -80,7 +83,7 @@ class Persistent(BaseEstimator):
         return estimator
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_data": None}  # data are no part of a pickle
+        state = {**super().__getstate__(), **NO_DATA}  # data are no part of a pickle
         return packed(self, state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -94,7 +97,7 @@ class Persistent(BaseEstimator):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Persistent":
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        state = {**self.__dict__, "_data": None}
+        state = {**self.__dict__, **NO_DATA}
         other.__dict__.update(copy.deepcopy(state, memo))  # functions are shared, as Python does
         other.__dict__["_data"] = self.__dict__.get("_data")  # and data, which nobody changes
         return other

@@ -40,7 +40,19 @@ __all__ = ["HISTORY", "MODULE", "PROBE_ROWS", "document_of", "function_option", 
 MODULE, HISTORY = "module.", "history."  # beginnings of names of tensors
 PROBE_ROWS = 4
 FROM_RESULT = {  # attributes that follow from result and setup
-    *("result_", "theta_", "covariance_", "stderr_", "rank_", "n_iter_", "solver_", "backend_", "devices_", "_data"),
+    *(
+        "result_",
+        "theta_",
+        "covariance_",
+        "stderr_",
+        "rank_",
+        "n_iter_",
+        "solver_",
+        "backend_",
+        "devices_",
+        "_data",
+        "_space",
+    ),
     *("module_", "_setup", "_metadata_request"),
 }
 NAMES_SHOWN = 6
