@@ -264,16 +264,20 @@ class ProfileDisplay:
 def threshold_of(profile: Any) -> float | None:
     """Return |ζ| at the ends of the interval, t of its level; None if no end was reached.
 
-    The profile's own ``threshold`` where it has one, else what ζ is there.
+    The profile's own ``threshold`` where it has one; else ζ at the end that lies between the nearest two of its values.
     """
     own = getattr(profile, "threshold", None)
     if own is not None:
         return float(own)
     values, zeta = (np.asarray(part, dtype=float) for part in (profile.values, profile.zeta))
     known = np.isfinite(values) & np.isfinite(zeta)
-    fine = _curve(values[known], zeta[known])
-    ends = [end for end, reached in zip(profile.interval, profile.reached, strict=True) if reached]
-    return None if fine is None or not ends else float(np.mean([abs(float(fine(end))) for end in ends]))
+    values, zeta = values[known], zeta[known]
+    curve, found = _curve(values, zeta), []
+    for end, reached in zip(profile.interval, profile.reached, strict=True):
+        if reached and curve is not None:
+            k = int(np.clip(np.searchsorted(values, end), 1, len(values) - 1))
+            found.append((abs(zeta[k] - zeta[k - 1]), abs(float(curve(end)))))
+    return min(found)[1] if found else None
 
 
 def _curve(values: np.ndarray, zeta: np.ndarray) -> Any:
@@ -305,7 +309,7 @@ def interval_text(profile: Any) -> str:
     width = upper - lower
     form = ".4g"
     if np.isfinite(width) and width > 0:
-        decimals = 2 - int(np.floor(np.log10(width)))
+        decimals = 2 - int(np.floor(np.log10(width / 2)))
         largest = max(abs(lower), abs(upper))
         if 1e-3 <= largest < 1e6 and decimals <= 7:
             form = f".{max(decimals, 0)}f"
