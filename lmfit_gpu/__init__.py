@@ -8,6 +8,7 @@ from lmfit_gpu.damping import MarquardtDamping, NielsenDamping, ProximalDamping,
 from lmfit_gpu.devices import get_available_gpus
 from lmfit_gpu.early_stopping import EarlyStopping
 from lmfit_gpu.estimator import LMRegressor
+from lmfit_gpu.goodness import f_test
 from lmfit_gpu.optim import LMA, MLBFGS, AdaptiveBatchSampler, ResidualAttention
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "TrustRegion",
     "check_jacobian",
     "curve_fit",
+    "f_test",
     "get_available_gpus",
 ]
 

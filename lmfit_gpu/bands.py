@@ -177,7 +177,7 @@ def noise_of(result: Result, sigma: Any, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"sigma: got shape {values.shape}; a number, {shape[:1]} or {shape} is expected")
     if not bool((np.isfinite(values) & (values > 0)).all()):
         raise ValueError("sigma: positive, finite standard deviations are expected")
-    return result.s2**0.5 * values
+    return np.asarray(result.s2**0.5 * values)
 
 
 def quantile(result: Result, level: float, simultaneous: bool) -> float:

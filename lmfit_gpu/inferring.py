@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from lmfit_gpu.diagnostics import Diagnostics, diagnostics_of
+from lmfit_gpu.goodness import GoodnessOfFit, goodness_of_fit
 from lmfit_gpu.result import Result
+from lmfit_gpu.solution import solution_of
 
 __all__ = ["Inferring"]
 
@@ -60,3 +63,39 @@ class Inferring:
         """
         check_is_fitted(self, "result_")
         return self.result_.correlation
+
+    def goodness_of_fit(self) -> GoodnessOfFit:
+        """Return χ², R², likelihood, AIC, AICc and BIC of the fit (:mod:`lmfit_gpu.goodness`).
+
+        Returns
+        -------
+        GoodnessOfFit
+            NaN where a number does not exist: likelihoods under a loss, or of an exact fit.
+        """
+        check_is_fitted(self, "result_")
+        return goodness_of_fit(self.result_)
+
+    def diagnostics(self, X: Any = None, y: Any = None, sample_weight: Any = None, sigma: Any = None) -> Diagnostics:
+        """Return residuals, leverage and influence of every row (:mod:`lmfit_gpu.diagnostics`).
+
+        Parameters
+        ----------
+        X, y, sample_weight, sigma
+            The data of the fit, where the estimator has them no more (after a pickle, or from a file).
+
+        Returns
+        -------
+        Diagnostics
+            Arrays in the shape of y.
+
+        Raises
+        ------
+        ValueError
+            Under a loss, without a covariance, or for other data than those of the fit.
+        """
+        check_is_fitted(self, "result_")
+        solution = solution_of(self, X, y, sample_weight, sigma)
+        try:
+            return diagnostics_of(solution)
+        finally:
+            solution.close()
