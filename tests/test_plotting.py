@@ -375,7 +375,7 @@ def test_residuals_refuse_bad_arguments(plt, options, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ResidualDisplay(residual=[1, 2]).plot(), "against: got 'fitted', and .* without fitted"),
+        (lambda: ResidualDisplay(residual=[1, 2]).plot(against="fitted"), "against: got 'fitted', .* without fitted"),
         (lambda: ResidualDisplay(residual=[1, 2]).plot(against="x"), "against: got 'x', and .* without X"),
         (lambda: ResidualDisplay(residual=[]), r"residual: got shape \(0,\)"),
         (lambda: ResidualDisplay(residual=[1, 2], leverage=[1]), r"leverage: got shape \(1,\)"),

@@ -108,6 +108,47 @@ def test_residuals_of_several_outputs_and_features(rng):
     np.testing.assert_allclose(shown, est.predict(X) - Y, atol=1e-9)
 
 
+def test_rows_that_the_fit_left_out_are_left_out_of_the_picture(rng):
+    x = np.arange(9.0)
+    y = line(x, 1, 2) + 0.1 * rng.normal(size=9)
+    y[3] = np.nan
+    weight = np.ones(9)
+    weight[5] = 0
+    est = LMRegressor(line, p0=[1, 1], nan_policy="omit").fit(x[:, None], y, sample_weight=weight)
+    for given in ((), (x[:, None], y)):
+        options = {"sample_weight": weight} if given else {}
+        display = ResidualDisplay.from_estimator(est, *given, **options, kind="raw", against="x")
+        shown = display.points_[0][0].get_xydata()
+        kept = ~np.isin(x, (3, 5))
+        np.testing.assert_allclose(shown, np.column_stack([x, est.predict(x[:, None]) - y])[kept], atol=1e-9)
+
+
+def test_under_a_loss_raw_residuals_are_drawn(rng):
+    x = np.arange(12.0)
+    y = line(x, 1, 2) + 0.1 * rng.normal(size=12)
+    est = LMRegressor(line, p0=[1, 1], loss="soft_l1").fit(x[:, None], y)
+    display = ResidualDisplay.from_estimator(est, kind="raw", against="x")
+    expected = np.column_stack([x, est.predict(x[:, None]) - y])
+    np.testing.assert_allclose(display.points_[0][0].get_xydata(), expected)
+    with pytest.raises(ValueError, match="kind: got 'studentised'; under a loss only 'raw'"):
+        ResidualDisplay.from_estimator(est)
+    with pytest.raises(ValueError, match="X and y: got X alone"):
+        ResidualDisplay.from_estimator(est, x[:, None], kind="raw")
+
+
+def test_residual_callables_are_drawn_in_order(rng):
+    angle = np.linspace(0, 5, 20)
+    points = np.column_stack([3 * np.cos(angle), 3 * np.sin(angle)]) + 0.05 * rng.normal(size=(20, 2))
+
+    def to_circle(theta, X, y):
+        return np.hypot(X[:, 0] - theta[0], X[:, 1] - theta[1]) - theta[2]
+
+    est = LMRegressor(residual=to_circle, p0=[0, 0, 1]).fit(points)
+    display = ResidualDisplay.from_estimator(est, kind="raw")
+    assert [axes.get_xlabel() for axes in display.axes_] == ["row", "quantile of a normal distribution"]
+    np.testing.assert_allclose(display.points_[0][0].get_ydata(), to_circle(est.theta_, points, None), atol=1e-9)
+
+
 def test_profiles_end_where_the_estimator_says():
     profiles = BOX.profile_likelihood(level=0.9)
     display = ProfileDisplay.from_profile(profiles)

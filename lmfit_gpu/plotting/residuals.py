@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import probplot
+from sklearn.utils.validation import check_is_fitted
 
+from lmfit_gpu.arguments import check_data
+from lmfit_gpu.estimator import LMRegressor
 from lmfit_gpu.plotting.axes import BLUE, COLOURS, GREY, check_axes, merged, one_of, panels, plain_array
 
 __all__ = ["ResidualDisplay"]
@@ -100,7 +103,7 @@ class ResidualDisplay:
         self,
         ax: Any = None,
         *,
-        against: str | Sequence[str] = ("fitted", "normal"),
+        against: str | Sequence[str] | None = None,
         n_labelled: int | None = None,
         scatter_kwargs: Mapping[str, Any] | None = None,
         line_kwargs: Mapping[str, Any] | None = None,
@@ -113,7 +116,7 @@ class ResidualDisplay:
             One is divided.
         against : {"fitted", "x", "order", "leverage", "normal"}, or a sequence of them
             One panel each ("x": one for each feature). "order" is the number of the row, "normal" the quantiles of a
-            normal distribution.
+            normal distribution. Default: "fitted" ("order" where there is none, of residual callables) and "normal".
         n_labelled : int, optional
             So many of the largest residuals get the number of their row, from 0; default: 3, none with more than 300
             rows.
@@ -129,6 +132,8 @@ class ResidualDisplay:
         ValueError
             For a panel whose numbers the display does not have.
         """
+        if against is None:
+            against = ["order" if self.fitted is None else "fitted", "normal"]
         wanted = [against] if isinstance(against, str) else list(against)
         for name in wanted:
             one_of("against", name, AGAINST)
@@ -182,6 +187,7 @@ class ResidualDisplay:
         X, y, sample_weight, sigma
             The data of the fit; by default those it has kept.
         kind : {"raw", "weighted", "standardised", "studentised"}
+            Under a loss only "raw".
         ax : Axes or array of them, optional
         **kwargs
             As in :meth:`plot`.
@@ -189,19 +195,33 @@ class ResidualDisplay:
         Returns
         -------
         ResidualDisplay
+
+        Raises
+        ------
+        ValueError
+            As ``est.diagnostics``; and for a panel whose numbers there are not.
         """
         check_axes(ax)
         one_of("kind", kind, KINDS)
+        if getattr(estimator, "loss", "linear") != "linear":
+            if kind != "raw":
+                raise ValueError(
+                    f"kind: got {kind!r}; under a loss only 'raw' residuals are drawn: leverage is of least squares"
+                )
+            X, y = _data_under_loss(estimator, X, y)
+            return cls.from_predictions(y, estimator.predict(X), X=X, ax=ax, **kwargs)
         diagnostics = estimator.diagnostics(X, y, sample_weight, sigma)
-        residual = plain_array(getattr(diagnostics, "residual" if kind == "raw" else kind), kind)
-        features = estimator._data.X if X is None else X
+        if X is None:
+            X = estimator._data.X
+        elif isinstance(estimator, LMRegressor):  # without the rows that the fit left out
+            X = check_data(estimator, X, y, sample_weight, sigma, reset=False).X
         names = getattr(estimator, "feature_names_in_", None)
         display = cls(
-            residual=residual,
+            residual=getattr(diagnostics, "residual" if kind == "raw" else kind),
             kind=kind,
             fitted=diagnostics.fitted,
             leverage=diagnostics.leverage,
-            X=features,
+            X=X if len(X) == len(diagnostics.residual) else None,  # a residual callable may have any number
             x_names=None if names is None else list(names),
         )
         return display.plot(ax, **kwargs)
@@ -309,3 +329,16 @@ class ResidualDisplay:
                 left = at[row, k] > middle  # of the picture: the number stands on its inner side
                 where = {"xytext": (-5 if left else 5, 0), "ha": "right" if left else "left", "va": "center"}
                 self.labels_.append(ax.annotate(str(row), (at[row, k], values[row, k]), **where, **style))
+
+
+def _data_under_loss(estimator: Any, X: Any, y: Any) -> tuple[Any, Any]:
+    """Return X and y, those of the fit by default."""
+    check_is_fitted(estimator, "result_")
+    if (X is None) != (y is None):
+        raise ValueError(f"X and y: got {'y' if X is None else 'X'} alone; both or neither are expected")
+    if X is not None:
+        return X, y
+    kept = getattr(estimator, "_data", None)
+    if kept is None or kept.y is None:
+        raise ValueError("X, y: the estimator has no data (a pickle or a saved file holds none); give both")
+    return kept.X, kept.y
