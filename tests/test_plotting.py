@@ -81,6 +81,8 @@ class Line:
     def __init__(self, X=None, y=None, sigma=None):
         weights = None if sigma is None else SimpleNamespace(sigma=torch.as_tensor(sigma))
         self._data = None if X is None else SimpleNamespace(X=X, y=y, weights=weights)
+        used = {} if sigma is None else {"sigma": "given"}
+        self.result_ = SimpleNamespace(used=used, sandwich=None, factor=None)
 
     def predict(self, X):
         return 1 + 2 * X[:, 0]
@@ -222,7 +224,7 @@ def test_styles_go_to_their_artists_by_long_and_short_names(ax):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "prediction"}, r"kind: got 'prediction'; one of 'both', 'mean', 'observation', None"),
+        ({"kind": "prediction"}, r"kind: got 'prediction'; one of 'auto', 'both', 'mean', 'observation', None"),
         ({"level": 95}, "level: got 95; a number between 0 and 1"),
         ({"n_points": 1}, "n_points: got 1; a whole number >= 2"),
         ({"y": Y5}, "X: y is given without it"),

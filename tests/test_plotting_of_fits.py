@@ -61,6 +61,24 @@ def test_the_band_of_an_observation_widens_with_sigma(rng):
     np.testing.assert_allclose((upper - lower) ** 2 - (high - low) ** 2, (2 * z * sigma) ** 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"loss": "huber", "f_scale": 0.1}, {"covariance": "robust"}])
+def test_without_a_size_of_the_noise_the_band_is_that_of_the_mean(rng, options):
+    x = np.linspace(0, 1, 15)[:, None]
+    est = LMRegressor(line, p0=[1, 1], **options).fit(x, line(x[:, 0], 1, 2) + 0.1 * rng.normal(size=15))
+    display = FitDisplay.from_estimator(est)
+    assert (len(display.mean_bands_), len(display.observation_bands_)) == (1, 0)
+    with pytest.raises(ValueError, match="kind='observation'"):
+        FitDisplay.from_estimator(est, kind="both")
+
+
+def test_error_bars_of_other_data_are_no_noise_of_the_fit():
+    display = FitDisplay.from_estimator(ONIONS, [[2.0], [9.0]], [30.0, 600.0], sigma=[5.0, 50.0], n_points=3)
+    x, lower, _ = edges(display.observation_bands_[0])
+    interval = ONIONS.prediction_interval(x[:, None], kind="observation")
+    np.testing.assert_allclose(lower, interval.lower, rtol=1e-12)
+    assert len(display.data_[0].lines[2][0].get_segments()) == 2
+
+
 def test_modules_and_several_outputs_have_bands(rng):
     x = np.linspace(-1, 1, 30)[:, None]
     y = np.column_stack([x[:, 0], x[:, 0] ** 2]) + 0.1 * rng.normal(size=(30, 2))

@@ -29,11 +29,19 @@ from lmfit_gpu.plotting.axes import (
     percent,
     plain_array,
 )
-from lmfit_gpu.plotting.fit_data import columns_of, data_of, fine_grid, sigma_between, spread_sigma
+from lmfit_gpu.plotting.fit_data import (
+    columns_of,
+    data_of,
+    fine_grid,
+    had_sigma,
+    knows_noise,
+    sigma_between,
+    spread_sigma,
+)
 
 __all__ = ["FitDisplay"]
 
-KINDS = ("both", "mean", "observation", None)
+KINDS = ("auto", "both", "mean", "observation", None)
 SIZE = (6.4, 4.2)
 MANY = 300  # points that are drawn small
 LEGEND_SEARCHES = 2000  # up to so many points matplotlib looks for the best place of a legend; it is slow beyond
@@ -182,7 +190,7 @@ class FitDisplay:
         *,
         sigma: Any = None,
         level: float = 0.95,
-        kind: str | None = "both",
+        kind: str | None = "auto",
         n_points: int = 400,
         ax: Any = None,
         scatter_kwargs: Mapping[str, Any] | None = None,
@@ -202,8 +210,9 @@ class FitDisplay:
             Standard deviations of these y.
         level : float
             That of the bands.
-        kind : {"both", "mean", "observation", None}
-            Which bands.
+        kind : {"auto", "both", "mean", "observation", None}
+            Which bands; "auto": both, or that of the mean where the size of the noise is not known (under a loss, with
+            a robust covariance, without a degree of freedom).
         n_points : int
             Points of the curve, >= 2.
         ax : Axes, optional
@@ -222,7 +231,7 @@ class FitDisplay:
         Notes
         -----
         The band of an observation needs σ(x) where there are no data: sigma that differ from row to row are
-        interpolated linearly between the rows.
+        interpolated linearly between the rows. A fit without sigma has the same noise everywhere.
         """
         check_axes(ax)
         check_level(level)
@@ -236,11 +245,13 @@ class FitDisplay:
         points: Any = grid[:, None]
         if isinstance(estimator, LMRegressor):  # a tensor has no names of columns that scikit-learn would miss
             points = torch.from_numpy(points)
+        if kind == "auto":
+            kind = "both" if knows_noise(estimator) else "mean"
         bands: dict[str, Any] = {}
         for which in ("mean", "observation"):
             if kind in (which, "both"):
                 extra: dict[str, Any] = {}
-                if which == "observation" and data["sigma"] is not None:
+                if which == "observation" and data["sigma"] is not None and had_sigma(estimator):
                     extra["sigma"] = sigma_between(grid, data["x"], data["sigma"])
                 interval = estimator.prediction_interval(points, level=level, kind=which, **extra)
                 bands[f"{which}_band"] = (interval.lower, interval.upper)

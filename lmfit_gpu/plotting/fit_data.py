@@ -6,7 +6,7 @@ import numpy as np
 
 from lmfit_gpu.plotting.axes import plain_array
 
-__all__ = ["columns_of", "data_of", "fine_grid", "sigma_between", "spread_sigma"]
+__all__ = ["columns_of", "data_of", "fine_grid", "had_sigma", "knows_noise", "sigma_between", "spread_sigma"]
 
 DECADES = 100.0  # positive x that span a factor beyond this are drawn evenly on a logarithmic axis too
 
@@ -75,6 +75,18 @@ def data_of(estimator: Any, X: Any, y: Any, sigma: Any) -> dict[str, Any]:
     if kept.y is None:
         raise ValueError("y: the fit had none, so there are no data to draw; ConvergenceDisplay needs none")
     return {"range": x if given is None else given, "x": x, "y": kept.y, "sigma": sigma, "x_name": name}
+
+
+def knows_noise(estimator: Any) -> bool:
+    """Return whether a fit tells the size of the noise of an observation: one s² for all residuals."""
+    result = estimator.result_
+    linear = str(result.used.get("loss", "linear")).startswith("linear")
+    return linear and result.sandwich is None and (result.factor is None or bool(np.isfinite(result.s2)))
+
+
+def had_sigma(estimator: Any) -> bool:
+    """Return whether a fit was given standard deviations."""
+    return "sigma" in estimator.result_.used
 
 
 def _one_column(X: Any) -> np.ndarray:
