@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from scipy import stats
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression
 
 from lmfit_gpu import LMA, LMRegressor, plotting
 from lmfit_gpu.datasets import load_nist
@@ -141,6 +142,12 @@ def test_x_alone_says_how_far_the_curve_goes():
 def test_other_data_are_drawn_where_they_are_given():
     display = FitDisplay.from_estimator(MISRA, X5 + 100, Y5, sigma=0.5, kind=None)
     np.testing.assert_array_equal(display.data_[0].lines[0].get_xydata(), np.column_stack([X5 + 100, Y5]))
+
+
+def test_any_regressor_is_drawn_without_bands():
+    display = FitDisplay.from_estimator(LinearRegression().fit(X5, 1 + 2 * X5[:, 0]), X5, Y5)
+    np.testing.assert_allclose(display.lines_[0].get_ydata()[[0, -1]], [1, 9])
+    assert display.mean_bands_ == []
 
 
 def test_names_of_columns_become_labels():

@@ -201,7 +201,7 @@ class FitDisplay:
 
         Parameters
         ----------
-        estimator : LMRegressor, or any regressor with ``kind=None`` and data
+        estimator : LMRegressor, or any regressor, with X and y
         X : array_like, shape (n, 1), optional
         y : array_like, shape (n,) or (n, n_outputs), optional
             Data to show; default: those of the fit. X without y only says over which range the curve is drawn, so
@@ -212,7 +212,7 @@ class FitDisplay:
             That of the bands.
         kind : {"auto", "both", "mean", "observation", None}
             Which bands; "auto": both, or that of the mean where the size of the noise is not known (under a loss, with
-            a robust covariance, without a degree of freedom).
+            a robust covariance, without a degree of freedom), or none of another library's regressor.
         n_points : int
             Points of the curve, >= 2.
         ax : Axes, optional
@@ -245,7 +245,7 @@ class FitDisplay:
         points: Any = grid[:, None]
         if isinstance(estimator, LMRegressor):  # a tensor has no names of columns that scikit-learn would miss
             points = torch.from_numpy(points)
-        if kind == "auto":
+        if kind == "auto" and hasattr(estimator, "prediction_interval"):
             kind = "both" if knows_noise(estimator) else "mean"
         bands: dict[str, Any] = {}
         for which in ("mean", "observation"):
