@@ -27,10 +27,10 @@ from lmfit_gpu.blocks import Block
 from lmfit_gpu.constraints import ConstrainedModel
 from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.jacobian import Jacobian
-from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.prediction import named_shape
 from lmfit_gpu.preparation import Setup
 from lmfit_gpu.problem import LeastSquaresProblem
+from lmfit_gpu.report import not_estimated
 from lmfit_gpu.result import Result, t_quantile
 from lmfit_gpu.rows import as_tensor
 from lmfit_gpu.sandwich import jacobian_at

@@ -26,9 +26,9 @@ from lmfit_gpu.curve_functions import WholeCurve, of_columns, stacked, with_stac
 from lmfit_gpu.curve_output import evaluated, exit_code, jacobian, pivoted_qr, residual
 from lmfit_gpu.estimator import LMRegressor
 from lmfit_gpu.exceptions import CovarianceWarning, FitWarning
-from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.parameters import call_signature
+from lmfit_gpu.report import not_estimated
 from lmfit_gpu.result import Result
 from lmfit_gpu.scipy_keywords import fit_options
 from lmfit_gpu.warning_filters import warnings_here

@@ -18,12 +18,12 @@ from lmfit_gpu.exceptions import CovarianceWarning
 from lmfit_gpu.fitting import run
 from lmfit_gpu.function_space import FunctionSpace, function_space
 from lmfit_gpu.inferring import Inferring
-from lmfit_gpu.messages import not_estimated
 from lmfit_gpu.models import ModuleModel
 from lmfit_gpu.persistence import Persistent
 from lmfit_gpu.prediction import predicted
 from lmfit_gpu.preparation import Data, Setup, has_network
 from lmfit_gpu.protocol import Regressor
+from lmfit_gpu.report import not_estimated
 from lmfit_gpu.result import ENDS_OF_TRAINING, Result, t_quantile
 from lmfit_gpu.solution import solution_of
 from lmfit_gpu.threads import share_of_threads
@@ -376,11 +376,6 @@ class LMRegressor(Inferring, Persistent, Regressor):
         """Fitted parameters by name."""
         check_is_fitted(self, "result_")
         return dict(zip(self.result_.names, self.theta_.tolist(), strict=True))
-
-    def report(self) -> str:
-        """Return the full report of the fit as text."""
-        check_is_fitted(self, "result_")
-        return self.result_.report()
 
     @contextmanager
     def _features_of_last_fit(self) -> Iterator[None]:

@@ -6,7 +6,9 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from lmfit_gpu.diagnostics import Diagnostics, diagnostics_of
+from lmfit_gpu.facts import facts_of
 from lmfit_gpu.goodness import GoodnessOfFit, goodness_of_fit
+from lmfit_gpu.report import Report, report_of
 from lmfit_gpu.result import Result
 from lmfit_gpu.solution import solution_of
 
@@ -63,6 +65,20 @@ class Inferring:
         """
         check_is_fitted(self, "result_")
         return self.result_.correlation
+
+    def report(self) -> Report:
+        """Return the full report of the fit: text, which a notebook shows as tables (:mod:`lmfit_gpu.report`).
+
+        Model and data, why it stopped, the parameters with standard errors, t, p and 95 % intervals, goodness of fit,
+        correlations, what to beware of and what to do, options given and used, the last trials.
+
+        Returns
+        -------
+        Report
+            A str.
+        """
+        check_is_fitted(self, "result_")
+        return report_of(self.result_, facts_of(self))
 
     def goodness_of_fit(self) -> GoodnessOfFit:
         """Return χ², R², likelihood, AIC, AICc and BIC of the fit (:mod:`lmfit_gpu.goodness`).

@@ -6,13 +6,9 @@ import torch
 
 from lmfit_gpu.jacobian import Jacobian
 from lmfit_gpu.problem import Problem
-from lmfit_gpu.result import Result, Stop
+from lmfit_gpu.result import Stop
 
-__all__ = ["derivative_not_finite", "explained", "not_estimated", "on_bounds", "residuals_not_finite"]
-
-NAMES_SHOWN = 6
-GROUPS_SHOWN = 3
-MOST_SORTED = 50  # undetermined parameters: of a network's hundreds nobody reads the combinations
+__all__ = ["derivative_not_finite", "explained", "on_bounds", "residuals_not_finite"]
 
 
 def explained(stop: Stop, refusal: str, bound: list[str]) -> Stop:
@@ -55,31 +51,3 @@ def derivative_not_finite(problem: Problem, jacobian: Jacobian) -> str:
     row, j = found
     name = list(problem.names)[j]
     return f"derivative by {name!r} is not finite at the start p0, first in row {row}; give another p0 or another jac"
-
-
-def not_estimated(result: Result) -> str:
-    """Return which standard errors are not estimated and why, or ""."""
-    if result.covariance is None:
-        return (
-            f"no covariance: solver={result.used['solver']!r} keeps no dense matrix of {len(result.theta)} "
-            "parameters; standard errors are NaN"
-        )
-    if "no covariance" in result.used:
-        return str(result.used["no covariance"])
-    if not result.has_variance:
-        return (
-            f"no degrees of freedom: {result.n_residuals} residuals for {result.n_estimated} parameters (rank "
-            f"{result.rank}); standard errors are infinite. Give more data, or fewer parameters"
-        )
-    if not result.undetermined.any():
-        return ""
-    names = [name for name, lost in zip(result.names, result.undetermined, strict=True) if lost]
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    told = ""
-    if len(names) <= MOST_SORTED:
-        told = "; ".join(group.text for group in result.unseen[:GROUPS_SHOWN])
-    return (
-        f"the data do not determine {', '.join(names[:NAMES_SHOWN])}{more}: the Jacobian has rank "
-        f"{result.rank} for {result.n_estimated} parameters; their standard errors are infinite"
-        f"{f'. {told}' if told else ''}"
-    )

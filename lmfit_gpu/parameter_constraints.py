@@ -23,7 +23,7 @@ from lmfit_gpu.linear import SOLVERS
 from lmfit_gpu.losses import LOSSES
 from lmfit_gpu.sandwich import COVARIANCES
 
-__all__ = ["PARAMETER_CONSTRAINTS", "given_arguments"]
+__all__ = ["PARAMETER_CONSTRAINTS", "default_arguments", "given_arguments"]
 
 POLICY_METHODS = ("start", "propose", "accept", "reject")
 EARLY_STOPPING = "an EarlyStopping with fraction between 0 and 1, patience >= 1"
@@ -129,6 +129,11 @@ def _defaults(constructor: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(constructor).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # not **options of a subclass
     return {p.name: p.default for p in parameters if p.name != "self" and p.kind in kinds}
+
+
+def default_arguments(cls: Any) -> dict[str, Any]:
+    """Return the defaults of the arguments of an estimator's class."""
+    return _defaults(cls.__init__)
 
 
 def given_arguments(estimator: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a fit returns: why it stopped, every trial it made, and reports of both."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -11,10 +10,9 @@ from scipy.special import ndtri, stdtrit
 
 from lmfit_gpu.estimability import Unseen, unseen_directions
 from lmfit_gpu.linear.covariance import marked_covariance
+from lmfit_gpu.report import Report, report_of
 
 __all__ = ["ENDS_OF_TRAINING", "IterationRecord", "Result", "Status", "Stop", "t_quantile"]
-
-SHOWN_PARAMETERS = 60  # of a report
 
 
 class Status(IntEnum):
@@ -272,28 +270,13 @@ class Result:
         records = list(self.history)[-last:] if last else self.history
         return "\n".join([TABLE_HEAD, *(table_row(record) for record in records)])
 
-    def report(self) -> str:
-        """Return the full account: outcome, options used, parameters with standard errors, iterations."""
-        lines = [self.brief(), self.message, ""]
-        lines += [f"  {key:12s} {value}" for key, value in self.used.items()]
-        lines += ["", f"  {'parameter':>16} {'value':>22} {'std error':>12} {'relative':>9}"]
-        lines += [self._parameter_line(j) for j in range(min(len(self.theta), SHOWN_PARAMETERS))]
-        if len(self.theta) > SHOWN_PARAMETERS:
-            lines.append(f"  ... and {len(self.theta) - SHOWN_PARAMETERS} more")
-        lines += ["", f"  residuals {self.n_residuals}, rank {self.rank}, degrees of freedom {self.dof}"]
-        return "\n".join([*lines, "", self.table(last=40)])
+    def report(self) -> Report:
+        """Return the full account (:mod:`lmfit_gpu.report`): text, which a notebook shows as tables."""
+        return report_of(self)
 
     def _repr_html_(self) -> str:
-        """Return the outcome and a table of the parameters, for notebooks."""
-        errors = self.stderr
-        cells = [
-            (self.names[j], f"{self.theta[j]:.6g}", f"{errors[j]:.3g}", self.roles.get(j, ""))
-            for j in range(min(len(self.theta), SHOWN_PARAMETERS))
-        ]
-        rows = [("parameter", "value", "std error", ""), *cells]
-        table = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        more = len(self.theta) - len(cells)
-        return f"<p>{html.escape(self.brief())}</p><table>{table}</table>{f'<p>and {more} more</p>' if more else ''}"
+        """Return the report, for notebooks."""
+        return report_of(self)._repr_html_()
 
     @property
     def chi_square(self) -> float:
@@ -400,12 +383,6 @@ class Result:
         free = np.array([self.roles.get(j) not in ("fixed", "tied") for j in range(len(self.theta))])
         names = [name for name, is_free in zip(self.names, free, strict=True) if is_free]
         return unseen_directions(names, self.theta[free], self.null[free], self.units[free], root[free])
-
-    def _parameter_line(self, j: int) -> str:
-        value, error = self.theta[j], self.stderr[j]
-        relative = f"{100 * error / abs(value):8.2g}%" if value != 0 and np.isfinite(error) else ""
-        role = self.roles.get(j, "")
-        return f"  {self.names[j]:>16} {value:22.15g} {error:12.4g} {relative:>9}  {role}".rstrip()
 
 
 def t_quantile(level: float, dof: float) -> float:

@@ -562,14 +562,16 @@ def test_brief_message_and_report(rng):
     assert "NOT" not in brief
     assert f"{result.stop.measured:.3g}, limit {result.stop.limit:.3g}" in result.message
     report = result.report()
-    assert report.startswith(brief)
-    assert result.message in report
+    lines = report.splitlines()
+    assert report.replace("\n  ", " ").startswith(brief)
+    assert result.message in report.replace("\n  ", " ")
     for key in ("jac", "solver", "backend", "damping", "devices", "rows"):
         assert f"\n  {key} " in report
     for name, value in zip("abc", result.theta, strict=True):
-        assert f" {name} {value:22.15g}" in report
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert float(line.split()[1]) == pytest.approx(value, abs=float(line.split()[2]) / 100)
     assert "residuals 60, rank 3, degrees of freedom 57" in report
-    assert result.table(last=40) in report
+    assert [f"  {line}" for line in result.table(last=10).splitlines()] == lines[-min(len(result.history), 10) - 1 :]
 
 
 def test_a_fit_that_did_not_converge_says_so(rng):
