@@ -196,6 +196,17 @@ def test_what_is_not_finite_in_a_band_is_left_out_and_said(ax):
     assert display.observation_bands_[0].get_label() == "95 % band of an observation: not determined"
 
 
+def test_a_band_that_explodes_leaves_the_picture(ax):
+    grid = np.linspace(0, 1, 11)
+    half = 1e3 * (1 - grid) ** 9
+    display = FitDisplay(grid=grid, prediction=grid, mean_band=(grid - half, grid + half)).plot(ax)
+    assert ax.get_ylim() == (-1, 2)
+    assert edges(display.mean_bands_[0])[2][0] == 1e3
+    narrow = Figure().subplots()
+    FitDisplay(grid=grid, prediction=grid, mean_band=(grid - 0.5, grid + 0.5)).plot(narrow)
+    assert narrow.get_ylim() == pytest.approx((-0.6, 1.6))  # matplotlib's margin of 5 %
+
+
 def test_predictions_are_drawn_in_the_order_of_x():
     x, f = X5[:, 0], 1 + 2 * X5[:, 0]
     display = FitDisplay.from_predictions(x, Y5, f, mean_band=(f - 1, f + 1), sigma=0.1)

@@ -153,6 +153,7 @@ class FitDisplay:
             "fill": merged({}, fill_kwargs, "fill", "fill_kwargs"),
         }
         ax = panels(ax, 1, 1, SIZE)[0]
+        empty = not ax.has_data()
         curves = columns_of(self.prediction)
         several = curves.shape[1] > 1
         self.lines_: list[Any] = []
@@ -175,6 +176,8 @@ class FitDisplay:
                 style = {"color": colour if several else INK, **styles["scatter"]}
                 self.data_.append(self._draw_data(ax, k, of, style))
         ax.set(xlabel=self.x_name, ylabel=self.y_name)
+        if empty and ax.get_yscale() == "linear" and ax.get_autoscaley_on():
+            self._show_curve(ax)
         if legend:
             few = self.x is None or len(self.x) <= LEGEND_SEARCHES
             ax.legend(loc="best" if few else "upper right")
@@ -342,6 +345,15 @@ class FitDisplay:
             return ax.plot(self.x, y, **{"label": f"{of}data", "alpha": 0.4 if small else 1.0, **style})[0]
         bars = {"elinewidth": 0.8, "capsize": 0 if small else 2}
         return ax.errorbar(self.x, y, yerr=columns_of(self.sigma)[:, k], **{"label": f"{of}data ± σ", **bars, **style})
+
+    def _show_curve(self, ax: Any) -> None:
+        """Let wide bands leave the picture where data and curve would take less than a third of its height."""
+        shown = np.concatenate([part.ravel() for part in (self.prediction, self.y) if part is not None])
+        shown = shown[np.isfinite(shown)]
+        if not len(shown) or np.ptp(shown) == 0:
+            return
+        (low, high), height = ax.get_ylim(), np.ptp(shown)
+        ax.set_ylim(max(low, shown.min() - height), min(high, shown.max() + height), auto=True)
 
     def _draw_band(self, ax: Any, band: Band, k: int, label: str, style: dict[str, Any]) -> Any:
         lower, upper = (columns_of(edge)[:, k] for edge in band)
