@@ -167,8 +167,8 @@ class HeldFits:
                 result = engine.minimize(problem_of(options, setup), start)
         except (NonFiniteError, *CALL_ERRORS):
             return Point(request.theta, float("inf"), converged=False)
-        theta = constraints.full(torch.from_numpy(result.theta)).numpy()
-        return Point(theta, result.cost, result.success)
+        found = constraints.full(torch.from_numpy(result.theta)).numpy()
+        return Point(found, result.cost, result.success)
 
 
 def _with_held(solution: Solution, request: Request) -> Constraints:
@@ -220,8 +220,8 @@ class _Batch:
             except CALL_ERRORS:  # vmap has no rule for something in the model
                 found += [None] * len(some)
                 continue
-            ends = zip(theta.cpu().numpy(), cost.tolist(), converged.tolist(), strict=True)
-            found += [Point(end, value, True) if good else None for end, value, good in ends]
+            ends: Any = (theta.cpu().numpy(), cost.tolist(), converged.tolist())
+            found += [Point(end, value, True) if good else None for end, value, good in zip(*ends, strict=True)]
         return found
 
     def _minimized(self, theta: torch.Tensor, free: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
