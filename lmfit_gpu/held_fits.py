@@ -14,33 +14,25 @@ engine     :class:`~lmfit_gpu.levenberg_marquardt.               all others, and
 =========  ====================================================  ==============================================
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.func import jacfwd, vmap
 
 from lmfit_gpu.attempt import factors_of, tiny_curve_fit
+from lmfit_gpu.batch import Batch
 from lmfit_gpu.constraints import ConstrainedModel, Constraints
 from lmfit_gpu.damping import damping_policy
 from lmfit_gpu.exceptions import NonFiniteError
 from lmfit_gpu.fitting import problem_of
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.models import CALL_ERRORS, NumpyFunction
-from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.solution import Solution
 from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["HeldFits", "Point", "Request"]
-
-MOST_NUMBERS = 4_000_000  # of the Jacobians of a batch: 32 MB
-ITERATIONS = 60
-START_DAMPING, LEAST_DAMPING = 1e-4, 1e-14
-UP, DOWN = 10.0, 0.1
-GAINED = 1e-14  # of the cost: what the step of a converged point still promises
-AT_ROUNDING = 1e-10  # the same where rounding lets no step succeed
 
 
 @dataclass(frozen=True)
@@ -88,13 +80,10 @@ class HeldFits:
     def __init__(self, solution: Solution, route: str = "auto") -> None:
         self.solution = solution
         problem, setup, data = solution.problem, solution.setup, solution.data
-        unconstrained = setup.constraints is None and setup.penalty is None
-        in_torch = problem.differentiable and not problem.coupled and problem.dtype == torch.float64
-        one_device = len(problem.devices) == 1
-        fits = problem.n_residuals * problem.n_params <= MOST_NUMBERS
         may = {
-            "batched": unconstrained and in_torch and one_device and fits,
-            "tiny": unconstrained
+            "batched": Batch.takes(solution),
+            "tiny": setup.constraints is None
+            and setup.penalty is None
             and isinstance(setup.model, NumpyFunction)
             and setup.model.order == "params"
             and isinstance(data.X, np.ndarray)
@@ -105,18 +94,26 @@ class HeldFits:
         self.route = next(name for name in may if may[name]) if route == "auto" else route
         if not may[self.route]:
             raise ValueError(f"route: {route!r} is not for this fit")
-        self._batch = _Batch(problem) if self.route == "batched" else None
+        self._batch = Batch(problem) if self.route == "batched" else None
 
     def fit(self, requests: Sequence[Request]) -> list[Point]:
         """Return the points of requests, in their order."""
+        points: list[Point | None] = [None] * len(requests)
         if self._batch is not None:
-            points = self._batch.fit(requests)
+            points = self._together(requests)
         elif self.route == "tiny":
             points = [self._tiny(request) for request in requests]
-        else:
-            points = [None] * len(requests)
         pairs = zip(points, requests, strict=True)
         return [self._by_engine(request) if point is None else point for point, request in pairs]
+
+    def _together(self, requests: Sequence[Request]) -> list[Point | None]:
+        assert self._batch is not None
+        theta = torch.from_numpy(np.stack([request.theta for request in requests]))
+        free = torch.ones_like(theta)
+        for i, request in enumerate(requests):
+            free[i, list(request.held)] = 0.0
+        ends = self._batch.fit(theta, free)
+        return [Point(end, cost, True) if good else None for end, cost, good in ends]
 
     def _tiny(self, request: Request) -> Point | None:
         setup, data = self.solution.setup, self.solution.data
@@ -181,92 +178,3 @@ def _with_held(solution: Solution, request: Request) -> Constraints:
     free[list(request.held)] = False
     start = np.where(free, np.clip(request.theta, known.lower, known.upper), request.theta)
     return Constraints(known.names, known.n_model, start, known.lower, known.upper, free, known.ties)
-
-
-class _Batch:
-    """Points fitted together.
-
-    Parameters
-    ----------
-    problem : LeastSquaresProblem
-        Plain but for weights, of independent rows, in torch.
-    """
-
-    def __init__(self, problem: LeastSquaresProblem) -> None:
-        block = problem.read(0, slice(0, problem.rows.n_samples), 0)
-        frequency, inverse_sigma = block.spread(torch.zeros(problem.n_residuals, dtype=torch.float64))
-        self.factor = torch.ones((), dtype=torch.float64) if inverse_sigma is None else inverse_sigma
-        self.factor = self.factor if frequency is None else self.factor * frequency**0.5
-
-        def residual(theta: torch.Tensor) -> torch.Tensor:
-            return block.residual(problem.values(theta, block)) * self.factor
-
-        self.values: Callable[[torch.Tensor], torch.Tensor] = vmap(residual)
-        self.jacobians: Callable[[torch.Tensor], torch.Tensor] = vmap(jacfwd(residual))
-        self.most = max(1, MOST_NUMBERS // (problem.n_residuals * problem.n_params))
-        self.device = problem.device
-
-    def fit(self, requests: Sequence[Request]) -> list[Point | None]:
-        """Return the points that converged, None for the others."""
-        found: list[Point | None] = []
-        for first in range(0, len(requests), self.most):
-            some = requests[first : first + self.most]
-            theta = torch.from_numpy(np.stack([request.theta for request in some])).to(self.device)
-            free = torch.ones_like(theta)
-            for i, request in enumerate(some):
-                free[i, list(request.held)] = 0.0
-            try:
-                theta, cost, converged = self._minimized(theta, free)
-            except CALL_ERRORS:  # vmap has no rule for something in the model
-                found += [None] * len(some)
-                continue
-            ends: Any = (theta.cpu().numpy(), cost.tolist(), converged.tolist())
-            found += [Point(end, value, True) if good else None for end, value, good in zip(*ends, strict=True)]
-        return found
-
-    def _minimized(self, theta: torch.Tensor, free: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return θ (B, n), costs (B,) and which have converged, by damped Gauss-Newton steps over free entries."""
-        cost = self._cost(theta)
-        damping = torch.full_like(cost, START_DAMPING)
-        scale = torch.zeros_like(theta)
-        done = ~torch.isfinite(cost)
-        converged = torch.zeros_like(done)
-        stale = torch.ones_like(done)  # whose J is not of their point
-        gram, gradient = theta.new_zeros(*theta.shape, theta.shape[1]), torch.zeros_like(theta)
-        for _ in range(ITERATIONS):
-            moved = (stale & ~done).nonzero()[:, 0]
-            if moved.numel():
-                r, jacobian = self.values(theta[moved]), self.jacobians(theta[moved]) * free[moved][:, None, :]
-                gram[moved] = jacobian.mT @ jacobian
-                gradient[moved] = (jacobian.mT @ r[..., None])[..., 0]
-                scale[moved] = torch.maximum(scale[moved], torch.linalg.vector_norm(jacobian, dim=1))
-                stale[moved] = False
-            at = (~done).nonzero()[:, 0]
-            if not at.numel():
-                break
-            d = torch.where(scale[at] > 0, scale[at], torch.ones_like(scale[at]))
-            scaled = gram[at] / d[:, :, None] / d[:, None, :]
-            damped = scaled + torch.diag_embed(damping[at, None] + (1 - free[at]))
-            g = gradient[at] / d
-            chol, info = torch.linalg.cholesky_ex(damped)
-            q = -torch.cholesky_solve(g[..., None], chol)[..., 0]
-            q = torch.where((info == 0)[:, None] & torch.isfinite(q), q, torch.zeros_like(q))
-            step = q / d * free[at]
-            promised = -(g * q).sum(1) - 0.5 * (q * (scaled @ q[..., None])[..., 0]).sum(1)
-            trial = theta[at] + step
-            trial_cost = self._cost(trial)
-            better = trial_cost < cost[at]
-            small = promised <= GAINED * cost[at]
-            ended = small & (damping[at] <= START_DAMPING) & (info == 0)
-            hopeless = ~better & (promised <= AT_ROUNDING * cost[at]) & (info == 0)
-            theta[at[better]], cost[at[better]] = trial[better], trial_cost[better]
-            stale[at[better]] = True
-            factor = torch.where(better, DOWN, UP).to(damping)
-            damping[at] = (damping[at] * factor).clamp_min(LEAST_DAMPING)
-            converged[at] |= ended | hopeless
-            done[at] |= ended | hopeless | (damping[at] > 1e12)
-        return theta, cost, converged
-
-    def _cost(self, theta: torch.Tensor) -> torch.Tensor:
-        cost = 0.5 * (self.values(theta) ** 2).sum(1)
-        return torch.where(torch.isfinite(cost), cost, torch.full_like(cost, torch.inf))

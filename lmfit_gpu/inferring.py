@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from lmfit_gpu.bootstrap import Bootstrap, bootstrap
 from lmfit_gpu.diagnostics import Diagnostics, diagnostics_of
 from lmfit_gpu.facts import facts_of
 from lmfit_gpu.goodness import GoodnessOfFit, goodness_of_fit
@@ -167,6 +168,53 @@ class Inferring:
         solution = solution_of(self, X, y, sample_weight, sigma)
         try:
             return profile_map(solution, (name_x, name_y), levels, shape, limits)
+        finally:
+            solution.close()
+
+    def bootstrap(  # noqa: PLR0913
+        self,
+        n_resamples: int = 999,
+        *,
+        method: str = "residual",
+        level: float = 0.95,
+        random_state: Any = None,
+        X: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        sigma: Any = None,
+    ) -> Bootstrap:
+        """Return estimates of resampled data, with their spread and BCa intervals (:mod:`lmfit_gpu.bootstrap`).
+
+        Parameters
+        ----------
+        n_resamples : int
+            Fits, each from the estimate.
+        method : {"residual", "case"}
+            Residuals, or whole rows, are drawn anew.
+        level : float
+            Between 0 and 1.
+        random_state : int, RandomState or None
+        X, y, sample_weight, sigma
+            The data of the fit, where the estimator has them no more.
+
+        Returns
+        -------
+        Bootstrap
+
+        Raises
+        ------
+        ValueError
+            For other methods and levels, too few resamples, and models whose rows or residuals cannot be drawn.
+
+        Warns
+        -----
+        FitWarning
+            If more than a hundredth of the fits do not converge; they are left out.
+        """
+        check_is_fitted(self, "result_")
+        solution = solution_of(self, X, y, sample_weight, sigma)
+        try:
+            return bootstrap(solution, n_resamples, method, level, random_state)
         finally:
             solution.close()
 

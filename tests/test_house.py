@@ -24,9 +24,9 @@ ORDER = """
     user_jacobian jacobian extrapolation check_jacobian backends linear certificate saddle damping acceleration
     estimability goodness report result termination messages state outcome early_stopping trial levenberg_marquardt
     compact attempt batched guesses candidates separable starts progress delta_method sandwich fitting prediction
-    bands parameter_constraints protocol arguments solution facts diagnostics function_space held_fits profiles
-    profile_map bootstrap inferring plan persistence optim estimator scipy_keywords curve_data curve_functions
-    curve_output curve_fit plotting datasets validate demo __main__ __init__
+    bands parameter_constraints protocol arguments solution facts diagnostics function_space batch held_fits
+    profiles profile_map bootstrap inferring plan persistence optim estimator scipy_keywords curve_data
+    curve_functions curve_output curve_fit plotting datasets validate demo __main__ __init__
 """.split()
 MAX_LINES = 450  # the aim is 400; the slack is for a docstring that grows
 VAGUE_NAMES = {"utils", "common", "misc", "helpers"}
