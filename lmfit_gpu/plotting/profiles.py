@@ -188,12 +188,7 @@ class ProfileDisplay:
         """
         check_axes(ax)
         found = estimator.profile_map(name_x, name_y, levels=levels, shape=shape, limits=limits)
-        names = list(estimator.result_.names)
-        covariance = None
-        if estimator.covariance_ is not None:
-            both = [names.index(name_x), names.index(name_y)]
-            covariance = estimator.covariance_[np.ix_(both, both)]
-        return cls(profile_map=found, covariance=covariance).plot(ax, **kwargs)
+        return cls(profile_map=found).plot(ax, **kwargs)
 
     def _draw_profile(
         self, ax: Any, profile: Any, absolute: bool, wald: bool, line: dict[str, Any], assumed: dict[str, Any]
