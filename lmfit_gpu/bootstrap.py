@@ -195,7 +195,8 @@ class _Residuals(_Draws):
         scaled = self.f / np.sqrt(np.maximum(1 - self.h, FULL_LEVERAGE))
         scaled[1 - self.h <= FULL_LEVERAGE] = 0.0  # its residual is 0 whatever the noise
         self.share = self.w / self.w.sum()
-        self.scaled = scaled - (self.share * scaled).sum()
+        q = solution.problem.per_row or 1  # outputs are centred each
+        self.scaled = (scaled.reshape(-1, q) - (self.share * scaled).reshape(-1, q).sum(0) * q).reshape(-1)
         target = as_tensor(solution.data.y).double().cpu().numpy()
         self.shape = target.shape
         inverse = None
@@ -205,9 +206,11 @@ class _Residuals(_Draws):
         self.fitted = target.reshape(-1) + self.f * self.sigma
 
     def draw(self, generator: np.random.RandomState) -> np.ndarray:
-        """Return targets with another noise, shape (m,); rows of a frequency share its mean."""
-        m = len(self.scaled)
-        some = generator.randint(m, size=m) if (self.w == 1).all() else generator.choice(m, size=m, p=self.share)
+        """Return targets with another noise, shape (m,): residuals of a row together, of a frequency as a mean."""
+        q = self.solution.problem.per_row or 1
+        n, share = len(self.scaled) // q, self.share[::q] * q
+        rows = generator.randint(n, size=n) if (self.w == 1).all() else generator.choice(n, size=n, p=share)
+        some = (rows[:, None] * q + np.arange(q)).reshape(-1)
         drawn: np.ndarray = self.fitted + self.scaled[some] * self.sigma / np.sqrt(self.w)
         return drawn
 

@@ -93,6 +93,15 @@ def test_weights_losses_and_constraints():
     np.testing.assert_allclose(found.theta[:, 2], 0.4 * found.theta[:, 0], rtol=1e-12)
 
 
+def test_outputs_of_a_row_are_drawn_together():
+    """The second output is the first in other units: whatever is drawn, it stays so."""
+    y = Y + 0.2 * RNG.normal(size=40)
+    est = LMRegressor(torch.nn.Linear(1, 2).double()).fit(X, np.stack((y, 10 * y), axis=1))
+    for method in ("residual", "case"):
+        theta = est.bootstrap(40, method=method, random_state=0, level=0.9).theta
+        np.testing.assert_allclose(theta[:, [1, 3]], 10 * theta[:, [0, 2]], rtol=1e-6)
+
+
 def test_fits_that_fail_are_counted_and_told():
     """Every third set of targets is one the model refuses."""
     calls = [0]

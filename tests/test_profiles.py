@@ -199,6 +199,9 @@ def test_what_has_no_profile_is_refused():
         stopped.profile_likelihood()
     with pytest.raises(ValueError, match="no degree of freedom is left"):
         none.profile_likelihood()
+    exact = LMRegressor(decay, p0=[2, 1, 0.8]).fit(X, decay(x, 2, 1, 0.5))
+    with pytest.raises(ValueError, match="the fit is exact"):
+        exact.profile_likelihood()
     assert undetermined.interval == (-np.inf, np.inf)
     assert "not determined" in undetermined.notes[0]
 
