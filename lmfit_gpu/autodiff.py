@@ -47,7 +47,7 @@ from lmfit_gpu.rows import each_tensor
 from lmfit_gpu.warning_filters import warnings_here
 from lmfit_gpu.weight_uses import WeightUses
 
-__all__ = ["Route", "choose_route", "jacobian_vector", "vector_jacobian"]
+__all__ = ["Route", "choose_route", "forward_mode", "jacobian_vector", "vector_jacobian"]
 
 FORWARD_BATCH = 32  # tangents pushed together through the model: bounds memory at 32 times one evaluation
 PROBE_RTOL = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.func import jacfwd, vmap
 
+from lmfit_gpu.autodiff import forward_mode
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.solution import Solution
@@ -92,7 +93,7 @@ class Batch:
             some = [None if given is None else given[part].to(self._device) for given in (target, factor)]
             start, moves = theta[part].to(self._device), free[part].to(self._device)
             try:
-                with warnings_here("ignore"):
+                with warnings_here("ignore"), forward_mode():
                     ends: Any = self._minimized(start.clone(), moves, *some)
             except CALL_ERRORS:  # vmap has no rule for something in the model
                 nothing = torch.full((len(start),), torch.inf, dtype=torch.float64)

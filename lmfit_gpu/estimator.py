@@ -330,7 +330,7 @@ class LMRegressor(Inferring, Persistent, Regressor):
         >>> est = LMRegressor(lambda x, a, b: a + b * x, p0=[0, 1]).fit(x[:, None], y)
         >>> band = est.prediction_interval([[2.5]])
         >>> print(f"{band.lower[0]:.3f} {band.prediction[0]:.3f} {band.upper[0]:.3f}")
-        5.842 6.000 6.158
+        5.811 6.000 6.189
         """
         check_is_fitted(self, "result_")
         if kind not in KINDS:

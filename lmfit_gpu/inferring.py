@@ -56,7 +56,7 @@ class Inferring:
         >>> est = LMRegressor(lambda x, a, b: a + b * x, p0=[0, 1]).fit(x[:, None], y)
         >>> low, high = est.conf_int()["b"]
         >>> print(f"{low:.3f} {high:.3f}")
-        1.873 2.058
+        1.867 2.088
         """
         check_is_fitted(self, "result_")
         found = self.result_.conf_int(level)

@@ -164,8 +164,8 @@ def check_profile(solution: Solution) -> None:
             f"profile_likelihood: no degree of freedom is left to estimate the noise ({result.n_residuals} residuals, "
             f"rank {result.rank})"
         )
-    if result.s2 == 0:
-        raise ValueError("profile_likelihood: the fit is exact; residuals of 0 say nothing of the noise")
+    if result.s2 == 0 or result.status.name == "CONVERGED_RESIDUAL":
+        raise ValueError("profile_likelihood: the fit is exact; residuals that are rounding say nothing of the noise")
     if not result.success:
         raise ValueError(f"profile_likelihood: the fit has not converged ({result.status.name}); there is no minimum")
 
