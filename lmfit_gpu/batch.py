@@ -6,7 +6,8 @@ Values and Jacobians of all fits come from one call, by ``vmap`` over θ. Each f
 .. math:: p = -D^{-1} (D^{-1} J^T J D^{-1} + \lambda I)^{-1} D^{-1} J^T r,
 
 λ a tenth after a step that lowers the cost, ten times after one that does not (Marquardt, J. SIAM 11 (1963) 431); what
-has converged leaves the batch. A fit that does not is left to others: nothing here is believed but convergence.
+has converged leaves the batch. A fit that does not is left to others, and so is one whose J is close to deficient:
+nothing here is believed but convergence to a point that JᵀJ determines.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from lmfit_gpu.autodiff import forward_mode
 from lmfit_gpu.models import CALL_ERRORS
 from lmfit_gpu.problem import LeastSquaresProblem
 from lmfit_gpu.solution import Solution
+from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["Batch"]
 
@@ -29,6 +31,7 @@ START_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-4, 1e-14, 1e12
 UP, DOWN = 10.0, 0.1
 GAINED = 1e-14  # of the cost: what the step of a converged fit still promises
 AT_ROUNDING = 1e-10  # the same where rounding lets no step succeed
+LEAST_EIGENVALUE = 1e-12  # of JᵀJ with columns of length 1: below, the condition of J exceeds 1e6
 
 
 class Batch:
@@ -90,7 +93,7 @@ class Batch:
             some = [None if given is None else given[part].to(self._device) for given in (target, factor)]
             start, moves = theta[part].to(self._device), free[part].to(self._device)
             try:
-                with forward_mode():
+                with warnings_here("ignore"), forward_mode():
                     ends: Any = self._minimized(start.clone(), moves, *some)
             except CALL_ERRORS:  # vmap has no rule for something in the model
                 nothing = torch.full((len(start),), torch.inf, dtype=torch.float64)
@@ -147,4 +150,14 @@ class Batch:
             damping[at] = (damping[at] * torch.where(better, DOWN, UP).to(damping)).clamp_min(LEAST_DAMPING)
             converged[at] |= ended
             done[at] |= ended | (damping[at] > MOST_DAMPING)
-        return theta, cost, converged
+        return theta, cost, converged & _is_determined(gram, free)
+
+
+def _is_determined(gram: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+    """Return where JᵀJ, shape (B, n, n), is far from singular in what is free."""
+    lengths = gram.diagonal(dim1=1, dim2=2).sqrt()
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+    scaled = gram / lengths[:, :, None] / lengths[:, None, :] + torch.diag_embed(1 - free)
+    finite = torch.isfinite(scaled).all(2).all(1)
+    scaled = torch.where(finite[:, None, None], scaled, 0.0)
+    return finite & (torch.linalg.eigvalsh(scaled)[:, 0] > LEAST_EIGENVALUE)

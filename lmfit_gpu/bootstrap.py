@@ -1,7 +1,8 @@
 r"""The bootstrap: the spread of estimates over resampled data, without a linear model and without normal noise.
 
-*residual*: the fitted curve with residuals drawn anew, each over √(1 − h) of its leverage h, so that they have the size
-of the noise, and centred (Davison and Hinkley, Bootstrap Methods and Their Application (1997), section 7.4); x stays.
+*residual*: the fitted curve with the noise drawn anew, target − prediction in units of σ, each over √(1 − h) of its
+leverage h, so that it has the size of the noise, and centred (Davison and Hinkley, Bootstrap Methods and Their
+Application (1997), section 7.4); x stays. The noise of all outputs of a row is drawn together.
 *case*: rows drawn anew, as frequencies; right also where the size of the noise varies in an unknown way.
 
 Intervals are bias-corrected and accelerated (Efron, J. Am. Stat. Assoc. 82 (1987) 171,
@@ -9,10 +10,14 @@ doi:10.1080/01621459.1987.10478410): the quantiles of the resampled estimates at
 
 .. math:: \alpha' = \Phi\Bigl(z_0 + \frac{z_0 + z_\alpha}{1 - a (z_0 + z_\alpha)}\Bigr), \qquad
           z_0 = \Phi^{-1}(\text{share below the estimate}), \qquad
-          a = \frac{\sum_i l_i^3}{6 (\sum_i l_i^2)^{3/2}},
+          a = \frac{\sum_i w_i l_i^3}{6 (\sum_i w_i l_i^2)^{3/2}},
 
-l_i the influence of row i on the parameter: its row of F times u_i f_i/(1 − h_i), the jackknife to first order without
-refitting (Davison and Hinkley, section 5.3.2).
+l_i the influence of a row on the parameter, :math:`-F F^T j_i r_i/(1 - h_i)` summed over its outputs: the jackknife to
+first order, without refitting (Davison and Hinkley, section 5.3.2), w_i its frequency. Under a loss r_i is ψ_i. Unlike
+percentiles BCa intervals are right to the second order where estimates are biased and skewed, as they are in nonlinear
+models; they have no finite ends where all estimates lie on one side, and percentiles stand in, which `kinds` says.
+
+A fit that fails, or whose data do not determine what those of the estimate do, is counted and left out.
 """
 
 import warnings
@@ -44,6 +49,7 @@ __all__ = ["METHODS", "Bootstrap", "bootstrap"]
 METHODS = ("residual", "case")
 FULL_LEVERAGE = 1e-9
 MANY_FAILED = 0.01  # of the resamples
+MOST_NUMBERS = 4_000_000  # of resampled targets that are kept at a time: 32 MB
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,13 @@ def bootstrap(solution: Solution, n_resamples: int, method: str, level: float, r
     generator = check_random_state(random_state)
     with warnings_here("ignore"):
         draws = _Residuals(solution) if method == "residual" else _Cases(solution)
-        raw = [draws.draw(generator) for _ in range(n_resamples)]
-        found = _together(solution, draws, raw) if Batch.takes(solution) else [None] * n_resamples
-        fits = (_fit(solution, draws.data(one)) if at is None else at for at, one in zip(found, raw, strict=True))
-        ends = list(fits)
+        batch = Batch(solution.problem) if Batch.takes(solution) else None
+        ends: list[np.ndarray | None] = []
+        some = max(1, MOST_NUMBERS // solution.problem.n_residuals)
+        for first in range(0, n_resamples, some):
+            raw = np.stack([draws.draw(generator) for _ in range(min(some, n_resamples - first))])
+            found = [None] * len(raw) if batch is None else _together(solution, draws, raw, batch)
+            ends += [_fit(solution, draws.data(one)) if at is None else at for at, one in zip(found, raw, strict=True)]
     theta = np.array([end for end in ends if end is not None]).reshape(-1, len(solution.result.theta))
     n_failed = n_resamples - len(theta)
     if len(theta) < 2:
@@ -138,7 +147,7 @@ def bootstrap(solution: Solution, n_resamples: int, method: str, level: float, r
             FitWarning,
             stacklevel=4,
         )
-    return _summed_up(solution, theta, (method, level, n_resamples), draws.influence)
+    return _summed_up(solution, theta, (method, level, n_resamples), draws)
 
 
 def _check(solution: Solution, n_resamples: int, method: str, level: float) -> None:
@@ -173,18 +182,28 @@ class _Draws:
     def __init__(self, solution: Solution) -> None:
         self.solution = solution
         result = solution.result
-        columns = solution.jacobian(plain=True).whole()[:, : solution.problem.n_residuals].double().cpu().numpy()
+        columns = self._columns(plain=True)
         frequency = solution.data.weights.frequency if solution.data.weights is not None else None
         per_row = solution.problem.per_row or 1
         w = np.ones(columns.shape[1]) if frequency is None else np.repeat(frequency.numpy(), per_row)
-        rows, self.f = columns[:-1] / w**0.5, columns[-1] / w**0.5
+        rows, residual = columns[:-1] / w**0.5, columns[-1] / w**0.5
         factor = np.zeros((rows.shape[0], 0)) if result.factor is None else result.factor[solution.free]
         turned = factor.T @ rows
-        self.w, self.h = w, (turned**2).sum(0)
-        left = np.maximum(1 - self.h, FULL_LEVERAGE)
+        self.noise, self.h = -residual, (turned**2).sum(0)
+        pull = turned * residual  # (k, m): that of the cost at each residual
+        if solution.problem.loss is not None:
+            columns = self._columns(plain=False)
+            pull = factor.T @ columns[:-1] * columns[-1] / w
         every = np.zeros((len(result.theta), 0)) if result.factor is None else result.factor
-        by_residual = every @ turned * (w * self.f / left)  # (n_all, m)
-        self.influence = by_residual.reshape(len(every), -1, per_row).sum(2)
+        by_residual = -every @ pull / np.maximum(1 - self.h, FULL_LEVERAGE)
+        self.influence = by_residual.reshape(len(every), -1, per_row).sum(2)  # (n_all, n_samples)
+        self.w = w.reshape(-1, per_row)[:, 0]  # (n_samples,)
+
+    def _columns(self, plain: bool) -> np.ndarray:
+        """Return J and r, shape (n_free + 1, m)."""
+        m = self.solution.problem.n_residuals
+        columns: np.ndarray = self.solution.jacobian(plain=plain).whole()[:, :m].double().cpu().numpy()
+        return columns
 
 
 class _Residuals(_Draws):
@@ -192,26 +211,25 @@ class _Residuals(_Draws):
 
     def __init__(self, solution: Solution) -> None:
         super().__init__(solution)
-        scaled = self.f / np.sqrt(np.maximum(1 - self.h, FULL_LEVERAGE))
+        scaled = self.noise / np.sqrt(np.maximum(1 - self.h, FULL_LEVERAGE))
         scaled[1 - self.h <= FULL_LEVERAGE] = 0.0  # its residual is 0 whatever the noise
+        scaled = scaled.reshape(len(self.w), -1)
         self.share = self.w / self.w.sum()
-        q = solution.problem.per_row or 1  # outputs are centred each
-        self.scaled = (scaled.reshape(-1, q) - (self.share * scaled).reshape(-1, q).sum(0) * q).reshape(-1)
+        self.scaled = scaled - self.share @ scaled
         target = as_tensor(solution.data.y).double().cpu().numpy()
         self.shape = target.shape
         inverse = None
         if solution.data.weights is not None:
             inverse = solution.data.weights.read(slice(None), target.size, torch.device("cpu"), torch.float64)[1]
         self.sigma = np.ones(target.size) if inverse is None else 1 / inverse.numpy()
-        self.fitted = target.reshape(-1) + self.f * self.sigma
+        self.fitted = target.reshape(-1) - self.noise * self.sigma
 
     def draw(self, generator: np.random.RandomState) -> np.ndarray:
-        """Return targets with another noise, shape (m,): residuals of a row together, of a frequency as a mean."""
-        q = self.solution.problem.per_row or 1
-        n, share = len(self.scaled) // q, self.share[::q] * q
-        rows = generator.randint(n, size=n) if (self.w == 1).all() else generator.choice(n, size=n, p=share)
-        some = (rows[:, None] * q + np.arange(q)).reshape(-1)
-        drawn: np.ndarray = self.fitted + self.scaled[some] * self.sigma / np.sqrt(self.w)
+        """Return targets with another noise, shape (m,); rows of a frequency share its mean."""
+        n = len(self.scaled)
+        some = generator.randint(n, size=n) if (self.w == 1).all() else generator.choice(n, size=n, p=self.share)
+        noise = self.scaled[some] / np.sqrt(self.w)[:, None]
+        drawn: np.ndarray = self.fitted + noise.reshape(-1) * self.sigma
         return drawn
 
     def data(self, raw: np.ndarray) -> Data:
@@ -248,24 +266,26 @@ class _Cases(_Draws):
         return {"factor": counts**0.5 * batch.inverse_sigma.cpu()}
 
 
-def _together(solution: Solution, draws: "_Residuals | _Cases", raw: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+def _together(
+    solution: Solution, draws: "_Residuals | _Cases", raw: np.ndarray, batch: Batch
+) -> list[np.ndarray | None]:
     """Return the fits of draws as one batch; None for those that did not converge in it."""
-    batch = Batch(solution.problem)
     start = solution.theta.double().cpu().expand(len(raw), -1)
-    return [theta if good else None for theta, _, good in batch.fit(start, **draws.terms(np.stack(raw), batch))]
+    return [theta if good else None for theta, _, good in batch.fit(start, **draws.terms(raw, batch))]
 
 
 def _fit(solution: Solution, data: Data) -> np.ndarray | None:
-    """Return all parameters fitted to resampled data from the estimate, or None where that does not converge."""
+    """Return all parameters fitted to resampled data from the estimate, or None where that fails."""
     options, setup = solution.options, solution.setup
+    unseen = solution.result.null.shape[1]
     tiny = attempt(_Started(options, solution.result.theta), data) if setup.constraints is None else None
     if tiny is not None:
         try:
             result = tiny.minimize()
         except (UnusualError, *CALL_ERRORS):
             result = None
-        if result is not None:
-            return result.theta
+        if result is not None and result.success:
+            return None if result.null.shape[1] > unseen else result.theta
     rows = replace(setup.rows, X=as_tensor(data.X), y=targets_of(data.y), weights=data.weights)
     engine = LevenbergMarquardt(
         jac=options.jac,
@@ -276,12 +296,16 @@ def _fit(solution: Solution, data: Data) -> np.ndarray | None:
         max_iter=options.max_iter,
         within_reach=setup.penalty is not None,
     )
+    problem = None
     try:
         problem = problem_of(options, replace(setup, rows=rows, theta=solution.theta))
         result = engine.minimize(problem, solution.theta)
     except (NonFiniteError, *CALL_ERRORS):
         return None
-    if not result.success:
+    finally:
+        if problem is not None:
+            problem.close()
+    if not result.success or result.null.shape[1] > unseen:
         return None
     if setup.constraints is None:
         return result.theta
@@ -301,12 +325,14 @@ class _Started:
         return getattr(self._options, name)
 
 
-def _summed_up(solution: Solution, theta: np.ndarray, said: tuple[str, float, int], influence: np.ndarray) -> Bootstrap:
+def _summed_up(solution: Solution, theta: np.ndarray, said: tuple[str, float, int], draws: _Draws) -> Bootstrap:
     method, level, n_resamples = said
     estimate, names = solution.result.theta, tuple(solution.result.names)
     intervals, kinds = {}, {}
     for j, name in enumerate(names):
-        (low, high), kinds[name] = _interval(theta[:, j], float(estimate[j]), influence[j], level)
+        (low, high), kinds[name] = _interval(
+            theta[:, j], float(estimate[j]), acceleration(draws.influence[j], draws.w), level
+        )
         intervals[name] = (low, high)
     return Bootstrap(
         names=names,
@@ -323,17 +349,13 @@ def _summed_up(solution: Solution, theta: np.ndarray, said: tuple[str, float, in
     )
 
 
-def _interval(
-    values: np.ndarray, estimate: float, influence: np.ndarray, level: float
-) -> tuple[tuple[float, float], str]:
+def _interval(values: np.ndarray, estimate: float, a: float, level: float) -> tuple[tuple[float, float], str]:
     """Return the interval of one parameter and how it was made."""
     tails = np.array([(1 - level) / 2, (1 + level) / 2])
     below = ((values < estimate).sum() + 0.5 * (values == estimate).sum()) / len(values)
-    squares = float((influence**2).sum())
     kind = "percentile"
-    if 0 < below < 1 and np.isfinite(squares):
+    if 0 < below < 1 and np.isfinite(a):
         z0 = ndtri(below)
-        a = acceleration(influence)
         shifted = z0 + ndtri(tails)
         if (1 - a * shifted > 0).all():
             tails, kind = ndtr(z0 + shifted / (1 - a * shifted)), "BCa"
@@ -341,8 +363,8 @@ def _interval(
     return (float(low), float(high)), kind
 
 
-def acceleration(influence: Sequence[float] | np.ndarray) -> float:
-    """Return a = Σl³ / (6 (Σl²)^{3/2}); 0 where nothing has any influence.
+def acceleration(influence: Sequence[float] | np.ndarray, frequency: float | np.ndarray = 1.0) -> float:
+    """Return a = Σ w l³ / (6 (Σ w l²)^{3/2}); 0 where nothing has any influence.
 
     Examples
     --------
@@ -350,5 +372,5 @@ def acceleration(influence: Sequence[float] | np.ndarray) -> float:
     -0.068
     """
     l = np.asarray(influence, dtype=float)  # noqa: E741
-    squares = float((l**2).sum())
-    return float((l**3).sum() / (6 * squares**1.5)) if squares > 0 else 0.0
+    squares = float((frequency * l**2).sum())
+    return float((frequency * l**3).sum() / (6 * squares**1.5)) if squares > 0 else 0.0

@@ -14,6 +14,7 @@ engine     :class:`~lmfit_gpu.levenberg_marquardt.               all others, and
 =========  ====================================================  ==============================================
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,7 @@ from lmfit_gpu.attempt import factors_of, tiny_curve_fit
 from lmfit_gpu.batch import Batch
 from lmfit_gpu.constraints import ConstrainedModel, Constraints
 from lmfit_gpu.damping import damping_policy
-from lmfit_gpu.exceptions import NonFiniteError
+from lmfit_gpu.exceptions import FitWarning, NonFiniteError
 from lmfit_gpu.fitting import problem_of
 from lmfit_gpu.levenberg_marquardt import LevenbergMarquardt
 from lmfit_gpu.models import CALL_ERRORS, NumpyFunction
@@ -33,6 +34,8 @@ from lmfit_gpu.solution import Solution
 from lmfit_gpu.warning_filters import warnings_here
 
 __all__ = ["HeldFits", "Point", "Request"]
+
+BETTER = 1e-8  # relative fall of the cost below that of the fit which is not rounding
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class HeldFits:
             "batched": Batch.takes(solution),
             "tiny": setup.constraints is None
             and setup.penalty is None
+            and problem.loss is None
+            and problem.dtype == torch.float64
             and isinstance(setup.model, NumpyFunction)
             and setup.model.order == "params"
             and isinstance(data.X, np.ndarray)
@@ -95,16 +100,31 @@ class HeldFits:
         if not may[self.route]:
             raise ValueError(f"route: {route!r} is not for this fit")
         self._batch = Batch(problem) if self.route == "batched" else None
+        self.best = Point(solution.result.theta, solution.result.cost, True)
 
     def fit(self, requests: Sequence[Request]) -> list[Point]:
-        """Return the points of requests, in their order."""
+        """Return the points of requests, in their order; `best` is the one of least cost so far."""
         points: list[Point | None] = [None] * len(requests)
         if self._batch is not None:
             points = self._together(requests)
         elif self.route == "tiny":
             points = [self._tiny(request) for request in requests]
         pairs = zip(points, requests, strict=True)
-        return [self._by_engine(request) if point is None else point for point, request in pairs]
+        found = [self._by_engine(request) if point is None else point for point, request in pairs]
+        self.best = min(self.best, *found, key=lambda point: point.cost)
+        return found
+
+    def warn_of_better(self, stacklevel: int) -> None:
+        """Warn if a lower cost has been met than that of the fit: it was not at the minimum."""
+        result = self.solution.result
+        if self.best.cost < (1 - BETTER) * result.cost:
+            names = ", ".join(f"{n}={v:.6g}" for n, v in zip(result.names, self.best.theta, strict=True))
+            warnings.warn(
+                f"a better fit was found, cost {self.best.cost:.6g} instead of {result.cost:.6g}, at {names}; "
+                "what follows from the old one does not hold: fit again with p0 there",
+                FitWarning,
+                stacklevel=stacklevel + 1,
+            )
 
     def _together(self, requests: Sequence[Request]) -> list[Point | None]:
         assert self._batch is not None
@@ -159,11 +179,16 @@ class HeldFits:
             damping=damping_policy(options.damping),
             within_reach=penalty is not None,
         )
+        problem = None
         try:
             with warnings_here("ignore"):
-                result = engine.minimize(problem_of(options, setup), start)
+                problem = problem_of(options, setup)
+                result = engine.minimize(problem, start)
         except (NonFiniteError, *CALL_ERRORS):
             return Point(request.theta, float("inf"), converged=False)
+        finally:
+            if problem is not None:
+                problem.close()
         found = constraints.full(torch.from_numpy(result.theta)).numpy()
         return Point(found, result.cost, result.success)
 

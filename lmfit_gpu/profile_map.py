@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import chdtri, fdtri
 
 from lmfit_gpu.held_fits import HeldFits, Point, Request
-from lmfit_gpu.profiles import check_profile, followed, profiled_names
+from lmfit_gpu.profiles import check_profile, error_on_bound, followed, profiled_names
 from lmfit_gpu.result import t_quantile
 from lmfit_gpu.solution import Solution
 
@@ -97,9 +97,14 @@ def profile_map(
     sizes = list(shape)
     if len(sizes) != 2 or any(not isinstance(k, (int, np.integer)) or k < 3 for k in sizes):
         raise ValueError(f"shape: got {shape!r}; two whole numbers >= 3 are expected")
-    ranges = _default_limits(solution, (i, j), max(thresholds.values())) if limits is None else _checked(limits)
+    fits = HeldFits(solution)
+    if limits is None:
+        ranges = _default_limits(fits, (i, j), max(thresholds.values()))
+    else:
+        ranges = _checked(solution, (i, j), limits)
     x, y = (np.linspace(*ends, size) for ends, size in zip(ranges, sizes, strict=True))
-    points = _fitted(solution, (i, j), x, y)
+    points = _fitted(fits, (i, j), x, y)
+    fits.warn_of_better(3)
     cost = np.array([[point.cost if point.converged else np.nan for point in row] for row in points])
     factor = result.factor
     covariance = np.full((2, 2), np.nan)
@@ -132,20 +137,29 @@ def threshold_of(level: float, dof: float) -> float:
     return float(chdtri(2, 1 - level)) if dof == np.inf else 2 * float(fdtri(2, dof, level))
 
 
-def _checked(limits: Any) -> list[tuple[float, float]]:
+def _checked(solution: Solution, pair: tuple[int, int], limits: Any) -> list[tuple[float, float]]:
     found = np.asarray(limits, dtype=float)
     if found.shape != (2, 2) or not np.isfinite(found).all() or not (found[:, 0] < found[:, 1]).all():
         raise ValueError(f"limits: got {limits!r}; ((low, high), (low, high)) of x and y are expected")
+    constraints = solution.setup.constraints
+    for (low, high), index in zip(found, pair, strict=True):
+        if constraints is not None and (low < constraints.lower[index] or high > constraints.upper[index]):
+            raise ValueError(
+                f"limits: got ({low:g}, {high:g}) of {solution.result.names[index]!r}, outside its bounds "
+                f"({constraints.lower[index]:g}, {constraints.upper[index]:g})"
+            )
     return [(float(low), float(high)) for low, high in found]
 
 
-def _default_limits(solution: Solution, pair: tuple[int, int], threshold: float) -> list[tuple[float, float]]:
+def _default_limits(fits: HeldFits, pair: tuple[int, int], threshold: float) -> list[tuple[float, float]]:
     found = []
+    solution = fits.solution
     result, constraints = solution.result, solution.setup.constraints
-    for profile, index in zip(followed(solution, pair, threshold**0.5, np.nan), pair, strict=True):
+    for profile, index in zip(followed(fits, pair, threshold**0.5, np.nan), pair, strict=True):
         ends = []
+        error = error_on_bound(solution, index) if np.isnan(profile.stderr) else profile.stderr
+        error = error if np.isfinite(error) else abs(profile.estimate) or 1.0
         for end, sign in zip(profile.interval, (-1, 1), strict=True):
-            error = profile.stderr if np.isfinite(profile.stderr) else abs(profile.estimate) or 1.0
             end = end if np.isfinite(end) else profile.estimate + sign * WALD * threshold**0.5 * error
             end = profile.estimate + ROOM * (end - profile.estimate)
             if constraints is not None:
@@ -157,9 +171,9 @@ def _default_limits(solution: Solution, pair: tuple[int, int], threshold: float)
     return found
 
 
-def _fitted(solution: Solution, pair: tuple[int, int], x: np.ndarray, y: np.ndarray) -> list[list[Point]]:
+def _fitted(fits: HeldFits, pair: tuple[int, int], x: np.ndarray, y: np.ndarray) -> list[list[Point]]:
     """Return the points of a grid, ring by ring from the estimate; each starts from its neighbour further in."""
-    fits, result = HeldFits(solution), solution.result
+    result = fits.solution.result
     centre = [int(np.abs(axis - result.theta[k]).argmin()) for axis, k in zip((x, y), pair, strict=True)]
     found: dict[tuple[int, int], Point] = {}
     cells = [(row, column) for row in range(len(y)) for column in range(len(x))]

@@ -8,33 +8,35 @@ is a straight line of slope 1/stderr for a linear model. The interval is where |
 the degrees of freedom of s² (normal with absolute sigma): where ζ bends, it is wider on one side, or has no end (Bates
 and Watts, Nonlinear Regression Analysis and Its Applications (1988), chapter 6, doi:10.1002/9780470316757).
 
-A profile is followed from the estimate outwards on both sides, in steps of ζ of a quarter of t; starts of the fits are
-extrapolated along the trace of the other parameters. The ends are found by fits there, to 1e-6 of t. All sides of all
-parameters go step by step together (:mod:`lmfit_gpu.held_fits`).
+A profile is followed from the estimate outwards on both sides, in steps of ζ of about a quarter of t, at most 0.5 up to
+t = 10; starts of the fits are extrapolated along the trace of the other parameters. The ends are fits where |ζ| is t,
+to 1e-6. All sides of all parameters go step by step together (:mod:`lmfit_gpu.held_fits`).
+
+With a penalty the cost is that of the penalised fit: with a normal prior it is the posterior that is profiled. s² is
+the same everywhere: ``covariance="robust"`` has no say.
 """
 
-import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lmfit_gpu.exceptions import FitWarning
 from lmfit_gpu.held_fits import HeldFits, Point, Request
 from lmfit_gpu.result import Result, t_quantile
 from lmfit_gpu.solution import Solution
 
 __all__ = ["Profile", "ProfileLikelihood", "followed", "profile_likelihood", "profiled_names"]
 
-STEPS_TO_END = 4  # of zeta, to the threshold
+STEPS_TO_END = 4, 20  # of zeta, to the threshold: at least, and at most
+STEP = 0.5  # of zeta, between the two
 MOST_STEPS = 60
 MOST_HALVINGS = 8
 GROWTH = 4.0
 FAR = 1e9  # of the size of a parameter and its error: no end is looked for beyond
 END = 1e-6  # of the threshold
-ROOT_STEPS = 25
-BETTER = 1e-8  # relative fall of the cost below that of the fit which is not rounding
+ROOT_STEPS = 60
+CLOSE = 1e-12  # of the size: values between which zeta jumps
 
 
 @dataclass(frozen=True)
@@ -189,15 +191,15 @@ def profile_likelihood(solution: Solution, names: Any, level: float, route: str 
     threshold = t_quantile(level, dof)
     check_profile(solution)
     indices = profiled_names(solution.result, names)
-    profiles = followed(solution, indices, threshold, level, route)
+    fits = HeldFits(solution, route)
+    profiles = followed(fits, indices, threshold, level)
+    fits.warn_of_better(3)
     return ProfileLikelihood({profile.name: profile for profile in profiles}, level)
 
 
-def followed(
-    solution: Solution, indices: Sequence[int], threshold: float, level: float, route: str = "auto"
-) -> list[Profile]:
+def followed(fits: HeldFits, indices: Sequence[int], threshold: float, level: float) -> list[Profile]:
     """Return profiles followed to |ζ| = `threshold` on both sides, all sides step by step together."""
-    fits = HeldFits(solution, route)
+    solution = fits.solution
     sides = [_Side(solution, j, direction, threshold) for j in indices for direction in (-1, 1)]
     waiting: list[tuple[_Side, Generator[Request, Point, None], Request]] = []
     for side in sides:
@@ -214,7 +216,6 @@ def followed(
             except StopIteration:
                 continue
         waiting = going
-    _warn_of_better(solution, sides)
     pairs = zip(indices, sides[::2], sides[1::2], strict=True)
     return [_joined(solution.result, j, below, above, level) for j, below, above in pairs]
 
@@ -241,6 +242,10 @@ class _Side:
         self.estimate, self.stderr = float(result.theta[index]), float(result.stderr[index])
         if result.sandwich is not None and result.factor is not None:  # a profile is classical
             self.stderr = float((result.factor[index] ** 2).sum() ** 0.5 * result.s2**0.5)
+        if np.isnan(self.stderr):
+            self.stderr = error_on_bound(solution, index)
+        least, most = STEPS_TO_END
+        self.wanted = max(min(threshold / least, STEP), threshold / most)  # gain of zeta by a step
         self.points: list[Point] = [Point(result.theta, result.cost, True)]
         self.zetas: list[float] = [0.0]
         self.end, self.reached, self.note = bound, False, ""
@@ -279,43 +284,43 @@ class _Side:
             if at_bound:
                 self.end, self.note = self.bound, f"ends on its bound, at zeta {self.zetas[-1]:.3g}"
                 return None
-            wanted = self.threshold / STEPS_TO_END
-            step *= float(np.clip(wanted / gained if gained > 0 else GROWTH, 1 / GROWTH, GROWTH))
+            step *= float(np.clip(self.wanted / gained if gained > 0 else GROWTH, 1 / GROWTH, GROWTH))
         return self._give_up()
 
     def _root(self) -> Generator[Request, Point, None]:
-        """Find the end between the last two points, by fits."""
-        low, high = (self._value(-2), self.zetas[-2]), (self._value(-1), self.zetas[-1])
-        side = 0
-        low_f, high_f = low[1] - self.threshold, high[1] - self.threshold
-        a, b = low[0], high[0]
+        """Find the end between the last two points, by fits: false position, by Illinois' rule."""
+        (a, f), (b, g) = ((self._value(k), self.zetas[k] - self.threshold) for k in (-2, -1))
+        weight_a, weight_b, last = 1.0, 1.0, 0  # of an end that stays twice: halved, or the other creeps
+        self.reached = True
         for _ in range(ROOT_STEPS):
-            if min(abs(low_f), abs(high_f)) <= END * self.threshold:
+            self.end, gap = min((a, f), (b, g), key=lambda end: abs(end[1]))
+            if abs(gap) <= END * self.threshold:
+                return
+            if abs(b - a) <= CLOSE * self._size():
                 break
-            value = b - high_f * (b - a) / (high_f - low_f)  # false position, by Illinois' rule
+            low, high = weight_a * f, weight_b * g
+            value = b - high * (b - a) / (high - low)
             point = yield Request((self.index,), self._start(value))
             if not (point.converged and np.isfinite(point.cost)):
+                self.end = b - g * (b - a) / (g - f)
                 self.note = f"the fit at {value:.6g} did not converge; the end is interpolated"
-                break
-            f = self._zeta(point) - self.threshold
+                return
+            gap = self._zeta(point) - self.threshold
             self._keep(point)
-            if f * high_f > 0:
-                b, high_f = value, f
-                low_f = low_f / 2 if side > 0 else low_f
-                side = 1
+            if gap > 0:
+                b, g, weight_b, weight_a, last = value, gap, 1.0, weight_a / 2 if last > 0 else 1.0, 1
             else:
-                a, low_f = value, f
-                high_f = high_f / 2 if side < 0 else high_f
-                side = -1
-        values, zetas = np.array([p.theta[self.index] for p in self.points]), np.array(self.zetas)
-        nearest = int(np.abs(zetas - self.threshold).argmin())
-        self.end = float(values[nearest]) if not self.note else float(b - high_f * (b - a) / (high_f - low_f))
-        self.reached = True
+                a, f, weight_a, weight_b, last = value, gap, 1.0, weight_b / 2 if last < 0 else 1.0, -1
+        self.note = (
+            f"zeta goes from {f + self.threshold:.4g} to {g + self.threshold:.4g} between {a:.9g} and {b:.9g}: "
+            "the fits there end in different minima, or are not precise enough"
+        )
 
     def _give_up(self) -> None:
         self.end = self.direction * np.inf
         self.note = (
-            f"zeta stays below {self.threshold:.3g}: it is {self.zetas[-1]:.3g} at {self._value(-1):.3g}; no end"
+            f"no end was found: zeta stays below {self.threshold:.3g} as far as {self._value(-1):.3g}, where it is "
+            f"{self.zetas[-1]:.3g}"
         )
 
     def _value(self, k: int) -> float:
@@ -326,10 +331,9 @@ class _Side:
         return abs(self.estimate) + error
 
     def _first_step(self) -> float:
-        wanted = self.threshold / STEPS_TO_END
         if np.isfinite(self.stderr) and self.stderr > 0:
-            step = wanted * self.stderr
-        else:  # on its other bound: nothing is known of its error
+            step = self.wanted * self.stderr
+        else:  # nothing is known of its error
             step = 1e-3 * (abs(self.estimate) or 1.0)
         room = abs(self.bound - self.estimate)
         return min(step, room) if np.isfinite(room) else step
@@ -350,8 +354,8 @@ class _Side:
         if len(values) == 1:
             theta = self.points[0].theta.copy()
             factor = self.result.factor
-            if factor is not None and np.isfinite(self.stderr) and self.stderr > 0:
-                along = factor @ factor[self.index]
+            along = np.zeros(1) if factor is None else factor @ factor[self.index]
+            if factor is not None and along[self.index] > 0:  # not on a bound
                 theta = theta + along / along[self.index] * (value - values[0])
         else:
             order = np.argsort(np.abs(values - value))[:2]
@@ -361,16 +365,11 @@ class _Side:
         return theta
 
 
-def _warn_of_better(solution: Solution, sides: Sequence[_Side]) -> None:
-    best = min((point for side in sides for point in side.points), key=lambda point: point.cost)
-    if best.cost < (1 - BETTER) * solution.result.cost:
-        names = ", ".join(f"{n}={v:.6g}" for n, v in zip(solution.result.names, best.theta, strict=True))
-        warnings.warn(
-            f"profile_likelihood: a better fit was found, cost {best.cost:.6g} instead of {solution.result.cost:.6g}, "
-            f"at {names}; fit again with p0 there",
-            FitWarning,
-            stacklevel=5,
-        )
+def error_on_bound(solution: Solution, index: int) -> float:
+    """Return the size of a change of a parameter on a bound that the data can see: s/‖J_j‖, the others held."""
+    place = int(solution.free[:index].sum())
+    length = float(solution.jacobian().whole()[place].norm())
+    return float(solution.result.s2**0.5 / length) if length > 0 else float("inf")
 
 
 def _joined(result: Result, index: int, below: _Side, above: _Side, level: float) -> Profile:
