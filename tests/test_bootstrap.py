@@ -168,3 +168,15 @@ def test_what_cannot_be_drawn_is_refused():
 
 def line_torch_named(x, a, b):
     return a + b * x
+
+
+def test_skewed_noise_keeps_its_skewness():
+    """The mean of exponentials: the noise is target minus prediction, its long tail is above; intervals are SciPy's."""
+    sample = np.random.default_rng(3).exponential(size=25)
+    est = LMRegressor(lambda x, a: a + 0 * torch.exp(-x), p0=[1.0]).fit(X[:25], sample)
+    expected = scipy.stats.bootstrap((sample,), np.mean, n_resamples=4000, method="BCa", rng=np.random.default_rng(0))
+    for method in ("residual", "case"):
+        found = est.bootstrap(4000, method=method, random_state=0)
+        assert scipy.stats.skew(found.theta[:, 0]) > 0.1
+        width = found.intervals["a"][1] - found.intervals["a"][0]
+        assert found.intervals["a"] == pytest.approx(tuple(expected.confidence_interval), abs=0.06 * width)
