@@ -135,3 +135,15 @@ def test_ctrl_c_in_the_sandwich_keeps_the_point():
     with pytest.raises(KeyboardInterrupt):
         est.fit(X, Y)
     np.testing.assert_allclose(est.theta_, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"covariance": "robust"}, {"loss": "huber", "f_scale": 0.02}, {}])
+def test_what_is_known_of_the_errors_is_saved(options, tmp_path):
+    sigma = None if options else np.linspace(0.1, 0.2, 40)
+    est = LMRegressor(decay, p0=[2, 1, 0.5], **options).fit(X, Y, sigma=sigma)
+    est.save(tmp_path / "est")
+    for other in (LMRegressor.load(tmp_path / "est", decay), pickle.loads(pickle.dumps(est))):
+        np.testing.assert_array_equal(other.stderr_, est.stderr_)
+        assert other.conf_int() == est.conf_int()
+        np.testing.assert_array_equal(other.predict(X, return_std=True)[1], est.predict(X, return_std=True)[1])
+        assert other.report() == est.report()
