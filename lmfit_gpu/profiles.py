@@ -8,9 +8,10 @@ is a straight line of slope 1/stderr for a linear model. The interval is where |
 the degrees of freedom of s² (normal with absolute sigma): where ζ bends, it is wider on one side, or has no end (Bates
 and Watts, Nonlinear Regression Analysis and Its Applications (1988), chapter 6, doi:10.1002/9780470316757).
 
-A profile is followed from the estimate outwards on both sides, in steps of ζ of about a quarter of t, at most 0.5 up to
-t = 10; starts of the fits are extrapolated along the trace of the other parameters. The ends are fits where |ζ| is t,
-to 1e-6. All sides of all parameters go step by step together (:mod:`lmfit_gpu.held_fits`).
+A profile is followed from the estimate outwards on both sides, in steps of ζ of about a quarter of t, at most 0.5 to
+t = 10; starts of the fits are extrapolated along the trace of the other parameters. The ends are fits where |ζ| is t to
+1e-9 where the rounding of the cost allows. All sides of all parameters go step by step together
+(:mod:`lmfit_gpu.held_fits`).
 
 With a penalty the cost is that of the penalised fit: with a normal prior it is the posterior that is profiled. s² is
 the same everywhere: ``covariance="robust"`` has no say.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from lmfit_gpu.held_fits import HeldFits, Point, Request
 from lmfit_gpu.result import Result, t_quantile
@@ -34,7 +36,8 @@ MOST_STEPS = 60
 MOST_HALVINGS = 8
 GROWTH = 4.0
 FAR = 1e9  # of the size of a parameter and its error: no end is looked for beyond
-END = 1e-6  # of the threshold
+END = 1e-9  # of the threshold, where rounding allows
+ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5}  # of the cost of a fit, relative
 ROOT_STEPS = 60
 CLOSE = 1e-12  # of the size: values between which zeta jumps
 
@@ -246,6 +249,10 @@ class _Side:
             self.stderr = error_on_bound(solution, index)
         least, most = STEPS_TO_END
         self.wanted = max(min(threshold / least, STEP), threshold / most)  # gain of zeta by a step
+        rounding = (
+            ROUNDING[solution.problem.dtype] * 2 * abs(result.cost) / result.s2 / threshold
+        )  # of zeta, at the end
+        self.near = max(END * threshold, rounding)
         self.points: list[Point] = [Point(result.theta, result.cost, True)]
         self.zetas: list[float] = [0.0]
         self.end, self.reached, self.note = bound, False, ""
@@ -294,7 +301,7 @@ class _Side:
         self.reached = True
         for _ in range(ROOT_STEPS):
             self.end, gap = min((a, f), (b, g), key=lambda end: abs(end[1]))
-            if abs(gap) <= END * self.threshold:
+            if abs(gap) <= self.near:
                 return
             if abs(b - a) <= CLOSE * self._size():
                 break

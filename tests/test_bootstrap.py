@@ -9,8 +9,9 @@ import scipy.stats
 import torch
 
 from lmfit_gpu import LMRegressor
-from lmfit_gpu.bootstrap import _interval, acceleration
+from lmfit_gpu.bootstrap import _Cases, _interval, _Residuals, acceleration
 from lmfit_gpu.exceptions import FitWarning
+from lmfit_gpu.solution import solution_of
 
 RNG = np.random.default_rng(5)
 x = np.linspace(0, 4, 40)
@@ -170,13 +171,58 @@ def line_torch_named(x, a, b):
     return a + b * x
 
 
-def test_skewed_noise_keeps_its_skewness():
-    """The mean of exponentials: the noise is target minus prediction, its long tail is above; intervals are SciPy's."""
-    sample = np.random.default_rng(3).exponential(size=25)
-    est = LMRegressor(lambda x, a: a + 0 * torch.exp(-x), p0=[1.0]).fit(X[:25], sample)
-    expected = scipy.stats.bootstrap((sample,), np.mean, n_resamples=4000, method="BCa", rng=np.random.default_rng(0))
-    for method in ("residual", "case"):
-        found = est.bootstrap(4000, method=method, random_state=0)
-        assert scipy.stats.skew(found.theta[:, 0]) > 0.1
-        width = found.intervals["a"][1] - found.intervals["a"][0]
-        assert found.intervals["a"] == pytest.approx(tuple(expected.confidence_interval), abs=0.06 * width)
+SKEWED = np.random.default_rng(0).exponential(size=25)
+
+
+@pytest.mark.parametrize("method", ["residual", "case"])
+def test_noise_and_influences_have_the_sign_of_the_data(method):
+    """The mean of skewed data: the estimates are skewed alike, the interval is SciPy's BCa."""
+    est = LMRegressor(lambda x, mu: mu + 0 * torch.exp(x), p0=[1.0]).fit(np.ones((25, 1)), SKEWED)
+    found = est.bootstrap(4999, method=method, random_state=0)
+    assert found.kinds["mu"] == "BCa"
+    # scipy 1.17: bootstrap((SKEWED,), np.mean, n_resamples=9999, method="BCa", random_state=1).confidence_interval
+    assert found.intervals["mu"] == pytest.approx((0.8100740800, 1.9527556479), abs=0.03)
+    expected = scipy.stats.skew(SKEWED) / 5  # of a mean of 25
+    assert scipy.stats.skew(found.theta[:, 0]) == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("times", [1, np.arange(40) % 3 + 1])
+def test_influences_of_a_line_are_those_of_leaving_rows_out(times):
+    """Of a linear model θ̂ − θ̂₍ᵢ₎ = (XᵀX)⁻¹ xᵢ eᵢ/(1 − hᵢ), exactly, and a frequency is that many rows."""
+    n = np.ones(40, dtype=int) * times
+    y = 1 + 2 * x + RNG.exponential(size=40)
+    est = LMRegressor(line_torch, p0=[0, 1]).fit(X, y, sample_weight=n)
+    draws = _Residuals(solution_of(est))
+    design = np.stack((np.ones(40), x), axis=1)
+    left_out = []
+    for i in range(40):
+        w = (n - (np.arange(40) == i)) ** 0.5
+        left_out.append(np.linalg.lstsq(w[:, None] * design, w * y, rcond=None)[0])
+    np.testing.assert_allclose(draws.influence, (est.theta_ - left_out).T, rtol=1e-6, atol=1e-9)
+    rows = np.repeat(est.theta_ - left_out, n, axis=0)[:, 1]
+    expected = (rows**3).sum() / (6 * (rows**2).sum() ** 1.5)
+    assert acceleration(draws.influence[1], draws.w) == pytest.approx(expected, rel=1e-5)
+
+
+def test_under_a_loss_an_outlier_has_the_influence_of_its_psi():
+    """Left out, an outlier of 60 f_scale moves the estimate no more than one of 6: by ψ, not by its residual."""
+    influences = []
+    for size in (0.3, 3.0):
+        est = LMRegressor(line_torch, p0=[0, 1], loss="huber", f_scale=0.05)
+        est.fit(X, 1 + 2 * x + 0.05 * np.cos(9 * x) + size * (np.arange(40) == 35))
+        influences.append(_Cases(solution_of(est)).influence[1])
+    assert influences[0][35] > 3 * np.median(np.abs(influences[0]))  # up at the right: a steeper line
+    np.testing.assert_allclose(influences[1], influences[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", [line_torch, lambda x, a, b: a + b * np.sinh(x)])
+def test_resamples_that_do_not_determine_the_parameters_are_left_out(model):
+    """One row of six has another x: without it there is no slope."""
+    few = np.array([[1.0], [1.0], [1.0], [1.0], [1.0], [2.0]])
+    est = LMRegressor(model, p0=[0, 1]).fit(few, [1.0, 1.2, 0.9, 1.1, 0.8, 2.0])
+    draws, generator = _Cases(solution_of(est)), np.random.RandomState(4)
+    without = sum(draws.draw(generator)[5] == 0 for _ in range(60))
+    assert 10 < without < 30
+    with pytest.warns(FitWarning, match=f"{without} of 60 fits of resampled data"):
+        found = est.bootstrap(60, method="case", random_state=4, level=0.9)
+    assert found.n_failed == without
