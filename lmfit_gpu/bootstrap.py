@@ -15,7 +15,9 @@ doi:10.1080/01621459.1987.10478410): the quantiles of the resampled estimates at
 l_i the influence of a row on the parameter, :math:`-F F^T j_i r_i/(1 - h_i)` summed over its outputs: the jackknife to
 first order, without refitting (Davison and Hinkley, section 5.3.2), w_i its frequency. Under a loss r_i is ψ_i. Unlike
 percentiles BCa intervals are right to the second order where estimates are biased and skewed, as they are in nonlinear
-models; they have no finite ends where all estimates lie on one side, and percentiles stand in, which `kinds` says.
+models. Where all estimates lie on one side, or the parameter is on a bound and no row has an influence, percentiles
+stand in, which `kinds` says. A parameter that the data do not determine stays where its fits began: its interval is the
+whole line. One that follows from no fitted one has its value for both ends.
 
 A fit that fails, or whose data do not determine what those of the estimate do, is counted and left out.
 """
@@ -48,6 +50,7 @@ __all__ = ["METHODS", "Bootstrap", "bootstrap"]
 
 METHODS = ("residual", "case")
 FULL_LEVERAGE = 1e-9
+ROUNDING = 1e-9  # of 1 − level
 MANY_FAILED = 0.01  # of the resamples
 MOST_NUMBERS = 4_000_000  # of resampled targets that are kept at a time: 32 MB
 
@@ -64,10 +67,10 @@ class Bootstrap:
     theta : ndarray, shape (n_resamples - n_failed, n_params)
         All parameters of every resample whose fit converged.
     stderr, bias : ndarray, shape (n_params,)
-        Standard deviation of the estimates, and their mean less the estimate.
+        Standard deviation of the estimates, and their mean less the estimate; inf and NaN where not determined.
     intervals : dict of str to (lower, upper)
-    kinds : dict of str to {"BCa", "percentile"}
-        How each interval was made: BCa, unless all estimates lie on one side.
+    kinds : dict of str to {"BCa", "percentile", "fixed", "undetermined"}
+        How each interval was made.
     method : {"residual", "case"}
     level : float
     n_resamples, n_failed : int
@@ -156,10 +159,10 @@ def _check(solution: Solution, n_resamples: int, method: str, level: float) -> N
         raise ValueError(f"method: got {method!r}; 'residual' or 'case' is expected")
     if isinstance(n_resamples, bool) or not isinstance(n_resamples, (int, np.integer)) or n_resamples < 2:
         raise ValueError(f"n_resamples: got {n_resamples!r}; a whole number >= 2 is expected")
-    if n_resamples * (1 - level) / 2 < 1:
+    if n_resamples * (1 - level) / 2 < 1 - ROUNDING:
         raise ValueError(
             f"n_resamples: got {n_resamples}, too few for intervals of level {level:g}: at least "
-            f"{int(np.ceil(2 / (1 - level)))} are needed, better ten times as many"
+            f"{int(np.ceil(2 / (1 - level) - ROUNDING))} are needed, better ten times as many"
         )
     if method == "residual" and (solution.setup.model.is_residual or solution.data.y is None):
         raise ValueError(
@@ -169,6 +172,11 @@ def _check(solution: Solution, n_resamples: int, method: str, level: float) -> N
         raise ValueError("method='case': the model couples rows, they cannot be drawn alone; use method='residual'")
     if not solution.result.success:
         raise ValueError(f"bootstrap: the fit has not converged ({solution.result.status.name})")
+    if not solution.result.has_freedom:
+        raise ValueError(
+            f"bootstrap: {solution.problem.n_residuals} residuals and rank {solution.result.rank} leave no degree of "
+            "freedom; the residuals say nothing of the noise"
+        )
 
 
 class _Draws:
@@ -327,19 +335,24 @@ class _Started:
 
 def _summed_up(solution: Solution, theta: np.ndarray, said: tuple[str, float, int], draws: _Draws) -> Bootstrap:
     method, level, n_resamples = said
-    estimate, names = solution.result.theta, tuple(solution.result.names)
+    result = solution.result
+    estimate, exact, lost = result.theta, result.exact, result.undetermined
+    theta[:, exact] = estimate[exact]
     intervals, kinds = {}, {}
-    for j, name in enumerate(names):
-        (low, high), kinds[name] = _interval(
-            theta[:, j], float(estimate[j]), acceleration(draws.influence[j], draws.w), level
-        )
-        intervals[name] = (low, high)
+    for j, name in enumerate(result.names):
+        if exact[j]:
+            intervals[name], kinds[name] = (float(estimate[j]), float(estimate[j])), "fixed"
+        elif lost[j]:
+            intervals[name], kinds[name] = (-np.inf, np.inf), "undetermined"
+        else:
+            a = acceleration(draws.influence[j], draws.w) if draws.influence[j].any() else np.nan
+            intervals[name], kinds[name] = _interval(theta[:, j], float(estimate[j]), a, level)
     return Bootstrap(
-        names=names,
+        names=tuple(result.names),
         estimate=estimate,
         theta=theta,
-        stderr=theta.std(axis=0, ddof=1),
-        bias=theta.mean(axis=0) - estimate,
+        stderr=np.where(exact, 0.0, np.where(lost, np.inf, theta.std(axis=0, ddof=1))),
+        bias=np.where(exact, 0.0, np.where(lost, np.nan, theta.mean(axis=0) - estimate)),
         intervals=intervals,
         kinds=kinds,
         method=method,
