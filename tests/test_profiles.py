@@ -136,7 +136,7 @@ def test_ties_and_fixed_parameters():
 
 
 def test_a_bound_ends_an_interval():
-    """c on its lower bound, where lmfit 1.3.4 has (-inf, ...) for c and infinite ends for a and b."""
+    """c on its lower bound, where lmfit 1.3.4 has −∞ for c, or an exception, by where c starts."""
     est = fitted(p0=(2, 1, 0.9), bounds={"c": (0.85, None), "b": (0, None)})
     assert est.theta_[2] == 0.85
     found = est.profile_likelihood()
