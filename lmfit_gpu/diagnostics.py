@@ -111,11 +111,11 @@ def diagnostics_of(solution: Solution) -> Diagnostics:
         )
         cooks = standardised**2 * h / left / max(result.rank, 1)
     y = solution.data.y
+    y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else y
     shape = tuple(np.shape(y)) if y is not None and weighted.size == np.size(y) else weighted.shape
     fitted = None
     if not solution.setup.model.is_residual and y is not None:
-        target = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
-        fitted = residual.reshape(shape) + target
+        fitted = residual.reshape(shape) + np.asarray(y)
     in_order = weighted.reshape(shape[0], -1)
     squares = (in_order**2).sum(0)
     steps = (np.diff(in_order, axis=0) ** 2).sum(0)

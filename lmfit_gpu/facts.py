@@ -84,6 +84,7 @@ def _said(value: Any) -> str:
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key!r}: {_said(entry)}" for key, entry in value.items()) + "}"
     elif isinstance(value, np.ndarray) or hasattr(value, "detach"):
+        value = value.detach().cpu().numpy() if hasattr(value, "detach") else value
         text = f"array of shape {tuple(value.shape)}" if np.size(value) > 8 else str(np.asarray(value).tolist())
     elif inspect.isroutine(value) or isinstance(value, type):
         text = _named(value)

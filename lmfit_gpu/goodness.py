@@ -208,7 +208,7 @@ def f_test(smaller: Any, larger: Any) -> FTest:
     fall = max(fall, 0.0)
     if few.absolute_sigma:
         return FTest(fall, k, float("inf"), float(chdtrc(k, fall)))
-    if not other.dof > 0 or not other.chi_square > 0:
+    if not many.has_freedom or not other.chi_square > 0:
         raise ValueError("f_test: the larger model leaves no residual to estimate the noise from")
     statistic = fall / k / other.reduced_chi_square
     return FTest(statistic, k, other.dof, float(fdtrc(k, other.dof, statistic)))

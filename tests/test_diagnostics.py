@@ -131,3 +131,15 @@ def test_the_data_may_be_given_again():
 def test_refusals():
     with pytest.raises(ValueError, match="diagnostics: leverage and studentised residuals are those of least squares"):
         LMRegressor(wavy, p0=[0, 0, 0], loss="huber").fit(X10, Y10).diagnostics()
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_tensors_have_the_shapes_of_arrays(columns):
+    """A tensor's size is a method: targets (n, 1) gave fitted values (n, n)."""
+    y = np.stack([Y10 * (k + 1) for k in range(columns)], axis=1)
+    arrays = LMRegressor(torch.nn.Linear(1, columns).double()).fit(X10, y).diagnostics()
+    est = LMRegressor(torch.nn.Linear(1, columns).double()).fit(torch.from_numpy(X10), torch.from_numpy(y))
+    found = est.diagnostics()
+    assert found.fitted.shape == found.leverage.shape == (10, columns)
+    np.testing.assert_allclose(found.fitted, arrays.fitted, rtol=1e-6)
+    assert "p0" in LMRegressor(wavy, p0=torch.zeros(3)).fit(X10, Y10).report()
